@@ -1,0 +1,60 @@
+"""Every exception that kettle raises on purpose.
+
+    KettleError                 exit 1
+    ├── UsageError              exit 2   the command line asks for something impossible
+    │   └── ConfigError         exit 2   a field of the run file
+    ├── DataError               exit 2   the input data can't be read or is too small
+    ├── CheckpointError         exit 1   a checkpoint can't be written or restored
+    │   └── TornCheckpointError exit 1   it has no marker, or a marker that does not hold
+    ├── EvidenceError           exit 2   logs or checkpoints given to a verdict can't be read
+    ├── TiedWeightsError        exit 1   embedding and output head are not one tensor
+    └── NonFiniteLossError      exit 1   the loss is NaN or infinite
+
+A message says what is wrong, which value was found, and what to do about it.
+"""
+
+from kettle.exits import ExitCode
+
+
+class KettleError(Exception):
+    """Base of all expected errors; `exit_code` is what the process ends with."""
+
+    exit_code = ExitCode.FAILED
+
+
+class UsageError(KettleError, ValueError):
+    """The command line asks for something impossible."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ConfigError(UsageError):
+    """A field of the run file is unknown, of a wrong type or in conflict with another."""
+
+
+class DataError(KettleError, ValueError):
+    """The input data can't be read, or is too small for one step."""
+
+    exit_code = ExitCode.USAGE
+
+
+class CheckpointError(KettleError, OSError):
+    """A checkpoint can't be written or restored."""
+
+
+class TornCheckpointError(CheckpointError):
+    """A checkpoint without a marker, or whose marker does not describe what is there."""
+
+
+class EvidenceError(KettleError, ValueError):
+    """Logs or checkpoints handed to a verdict can't be read."""
+
+    exit_code = ExitCode.USAGE
+
+
+class TiedWeightsError(KettleError, RuntimeError):
+    """Embedding and output head were configured as one tensor and are two."""
+
+
+class NonFiniteLossError(KettleError, ArithmeticError):
+    """The loss is NaN or infinite; going on would only spoil the checkpoints."""

@@ -1,0 +1,24 @@
+"""What the exit status of every kettle process means."""
+
+import os
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit statuses of `kettle` commands, launchers and workers.
+
+    A Job's `podFailurePolicy` and the chaos driver read these, so they are a contract: a number
+    never changes its meaning.
+    """
+
+    OK = 0
+    """The run reached `total_steps`, or the verdict is true."""
+
+    FAILED = 1
+    """A crash, ranks that disagree about how they ended, or a verdict that is false."""
+
+    USAGE = 2
+    """The command line, the run file or the data can't be used as given; nothing was started."""
+
+    PREEMPTED = os.EX_TEMPFAIL
+    """75. The run was evicted at a step boundary that a checkpoint covers: start it again."""
