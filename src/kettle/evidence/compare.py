@@ -1,0 +1,230 @@
+"""Two checkpoints, tensor by tensor and bit by bit, without a process group."""
+
+import math
+import warnings
+from typing import Any, Literal
+
+import fsspec
+import torch
+from pydantic import BaseModel, ConfigDict, Field, computed_field
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from kettle.errors import EvidenceError
+
+_MARKER = "_COMMIT"
+_METADATA = ".metadata"
+
+
+class _Finding(BaseModel):
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+
+class TensorDifference(_Finding):
+    """A tensor with the same layout and other bits."""
+
+    name: str
+    differing_elements: int
+    elements: int
+    max_abs_difference: float = Field(
+        description="Infinity where one side only is NaN, or infinities differ; 0 where nothing "
+        "but the sign of a zero or the payload of a NaN differs."
+    )
+
+
+class LayoutDifference(_Finding):
+    """A tensor whose shape or dtype differs, so that its values can't be compared."""
+
+    name: str
+    reference: str
+    trial: str
+
+
+class Comparison(_Finding):
+    """What two checkpoints have in common. Part of `kettle compare --json`."""
+
+    reference_uri: str
+    trial_uri: str
+    tensors: int = Field(description="Tensors in both, with one layout, so compared.")
+    differing: tuple[TensorDifference, ...] = Field(description="Largest difference first.")
+    only_in_reference: tuple[str, ...]
+    only_in_trial: tuple[str, ...]
+    layouts: tuple[LayoutDifference, ...]
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator on a property
+    @property
+    def identical(self) -> bool:
+        """Whether every tensor of either side is in the other with the same bits."""
+        return self.same_tensors and not self.differing
+
+    @computed_field  # type: ignore[prop-decorator]  # as above
+    @property
+    def largest_difference(self) -> float:
+        """Largest absolute difference over all tensors compared."""
+        return max((tensor.max_abs_difference for tensor in self.differing), default=0.0)
+
+    @property
+    def same_tensors(self) -> bool:
+        """Whether both sides hold the same names with the same layouts."""
+        return not (self.only_in_reference or self.only_in_trial or self.layouts)
+
+
+Judgement = Literal["bit-identical", "within the floor", "broken"]
+
+
+def compare(reference_uri: str, trial_uri: str) -> Comparison:
+    """Compare all tensors of two committed checkpoints, the optimizer's and the RNG's too.
+
+    Raises:
+        EvidenceError: a checkpoint is missing, uncommitted, unreadable or holds anything but
+            tensors.
+    """
+    reference, trial = _load(reference_uri), _load(trial_uri)
+    differing: list[TensorDifference] = []
+    layouts: list[LayoutDifference] = []
+    shared = sorted(reference.keys() & trial.keys())
+    for name in shared:
+        ours, theirs = reference[name], trial[name]
+        if _layout(ours) != _layout(theirs):
+            layouts.append(
+                LayoutDifference(name=name, reference=_layout(ours), trial=_layout(theirs))
+            )
+        elif not torch.equal(_bytes(ours), _bytes(theirs)):
+            differing.append(_difference(name, ours, theirs))
+    return Comparison(
+        reference_uri=reference_uri,
+        trial_uri=trial_uri,
+        tensors=len(shared) - len(layouts),
+        differing=tuple(sorted(differing, key=lambda d: (-d.max_abs_difference, d.name))),
+        only_in_reference=tuple(sorted(reference.keys() - trial.keys())),
+        only_in_trial=tuple(sorted(trial.keys() - reference.keys())),
+        layouts=tuple(layouts),
+    )
+
+
+def floor(reference_uri: str, again_uri: str) -> float:
+    """The nondeterminism floor: the largest difference of two uninterrupted runs at one seed.
+
+    Raises:
+        EvidenceError: the two can't be compared, or differ by more than a finite figure; such a
+            floor would excuse anything.
+    """
+    comparison = compare(reference_uri, again_uri)
+    if not comparison.same_tensors or not math.isfinite(comparison.largest_difference):
+        raise EvidenceError(
+            f"{reference_uri} and {again_uri} give no floor: they hold other tensors, or differ "
+            "by infinity; use two finished runs of one experiment"
+        )
+    return comparison.largest_difference
+
+
+def judge(comparison: Comparison, floor: float) -> Judgement:
+    """Whether the trial equals the reference, to the bit or no worse than a second reference."""
+    if comparison.identical:
+        return "bit-identical"
+    if comparison.same_tensors and comparison.largest_difference <= floor:
+        return "within the floor"
+    return "broken"
+
+
+class _EverythingPlanner(DefaultLoadPlanner):
+    """Loads whatever the checkpoint's metadata lists, without a model to load it into."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(flatten_state_dict=False)
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._uri = uri
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,  # noqa: FBT001, FBT002 - the signature is torch's
+    ) -> None:
+        assert metadata is not None
+        for name, entry in metadata.state_dict_metadata.items():
+            if not isinstance(entry, TensorStorageMetadata):
+                # Reading it would unpickle whatever the file says.
+                raise EvidenceError(
+                    f"{self._uri} holds {name!r} as a pickled object; kettle writes tensors only, "
+                    "so compare checkpoints that kettle wrote"
+                )
+            self.tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        state_dict.update(self.tensors)
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+
+
+def _load(uri: str) -> dict[str, torch.Tensor]:
+    uri = uri.rstrip("/")
+    _refuse_incomplete(uri)
+    planner = _EverythingPlanner(uri)
+    try:
+        with warnings.catch_warnings():
+            # Said even where no_dist asks for exactly that.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load({}, checkpoint_id=uri, planner=planner, no_dist=True)
+    except CheckpointException as error:
+        causes = [wrapped[0] for wrapped in error.failures.values()]
+        refusal = next((cause for cause in causes if isinstance(cause, EvidenceError)), None)
+        if refusal is not None:
+            raise refusal from error
+        raise EvidenceError(
+            f"can't read checkpoint {uri}: {causes[0]!r}; compare another step of the run"
+        ) from error
+    return planner.tensors
+
+
+def _refuse_incomplete(uri: str) -> None:
+    try:
+        filesystem, path = fsspec.core.url_to_fs(uri)
+        names = {entry.rsplit("/", 1)[-1] for entry in filesystem.ls(path, detail=False)}
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise EvidenceError(
+            f"there is no checkpoint at {uri}; name a folder such as ROOT/RUN_ID/step-00000060"
+        ) from error
+    except (OSError, ValueError, ImportError) as error:
+        raise EvidenceError(f"can't look at {uri}: {error}; correct the URI") from error
+    if _MARKER not in names:
+        raise EvidenceError(
+            f"{uri} has no {_MARKER}, so it is no whole checkpoint; name a committed step, one "
+            f"level below the run's folder"
+        )
+    if _METADATA not in names:
+        raise EvidenceError(
+            f"{uri} has a {_MARKER} but no {_METADATA}; it was damaged after its commit, so name "
+            "another step"
+        )
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    # Bytes, because equality of values finds NaN unequal to itself and 0.0 equal to -0.0.
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _difference(name: str, reference: torch.Tensor, trial: torch.Tensor) -> TensorDifference:
+    unequal_bytes = _bytes(reference) != _bytes(trial)
+    differs = unequal_bytes.reshape(reference.numel(), reference.element_size()).any(dim=1)
+    ours, theirs = reference.reshape(-1)[differs], trial.reshape(-1)[differs]
+    return TensorDifference(
+        name=name,
+        differing_elements=int(differs.sum()),
+        elements=reference.numel(),
+        max_abs_difference=_largest(ours, theirs),
+    )
+
+
+def _largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    if not (ours.is_floating_point() or ours.is_complex()):
+        # In Python's integers: neither overflow nor float64 may hide a difference of one.
+        pairs = zip(ours.tolist(), theirs.tolist(), strict=True)
+        return float(max(abs(int(a) - int(b)) for a, b in pairs))
+    wide = torch.complex128 if ours.is_complex() else torch.float64
+    gap = (ours.to(wide) - theirs.to(wide)).abs()
+    gap[ours.isnan() & theirs.isnan()] = 0.0
+    return float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
