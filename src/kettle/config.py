@@ -1,7 +1,7 @@
 """The run file: frozen, strict sections, and how a file and `--set` become one `RunConfig`.
 
-Whatever stands in `experiment` changes what is computed and is part of the fingerprint; nothing else
-is. So a field's section, not a tag on it, decides whether changing it makes another run.
+Whatever stands in `experiment` changes what is computed and is part of the fingerprint; nothing
+else is. So a field's section, not a tag on it, decides whether changing it makes another run.
 """
 
 import difflib

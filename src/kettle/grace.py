@@ -1,4 +1,4 @@
-"""The grace budget: how much of the time that the platform allows is spent, and how much is left."""
+"""The grace budget: how much of the time that the platform allows is spent, how much is left."""
 
 import time
 from dataclasses import dataclass

@@ -63,8 +63,7 @@ def plan_hosting(
     rounds = tuple(
         Round(
             tuple(
-                first + rank if first + rank < virtual_ranks else None
-                for rank in range(world_size)
+                first + rank if first + rank < virtual_ranks else None for rank in range(world_size)
             )
         )
         for first in range(0, virtual_ranks, world_size)
