@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from kettle.cli.chaos import chaos
 from kettle.cli.compare import compare
 from kettle.cli.render import say
 from kettle.cli.verify import verify
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(verify)
 app.command()(compare)
+app.command()(chaos)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
