@@ -1,18 +1,37 @@
-"""Verdicts as tables for people. No torch, so `kettle verify` works on a laptop."""
+"""Verdicts as tables and a plot for people. No torch, so `kettle verify` works on a laptop."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+# ruff: noqa: PLC0415 - matplotlib is an extra, and only the plot needs it
+
+from collections.abc import Iterable, Sequence
+from itertools import count, cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
+from kettle.errors import UsageError
 from kettle.evidence.checks import Difference, Verdict, spans
+from kettle.evidence.timeline import Attempt
+from kettle.records import Step
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from kettle.evidence.compare import Comparison, Judgement
 
 _WORST = 10
 """How many differing tensors a table names; JSON names all."""
+
+_INK, _PALE, _FAINT = "#333333", "#c9d3de", "#8a8a8a"
+_ATTEMPT_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a24b86", "#b07c00", "#2f8fc4", "#6b4c9a")
+"""Dark enough for thin lines, and apart for colour-blind eyes too."""
+
+_LEGEND_ROWS = 10
+"""Above this many attempts a legend would bury the curve."""
+
+_LABEL_ROW_PT = 13.0
+_LABEL_GAP_PX = 8.0
 
 
 def eviction_table(verdict: Verdict) -> Table:
@@ -126,3 +145,130 @@ def _counted(steps: Sequence[int]) -> str:
 
 def _figure(value: float | None, *, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def plot_loss(
+    reference: Sequence[Attempt], trial: Sequence[Attempt], out_dir: Path
+) -> tuple[Path, Path]:
+    """Write `loss.png` and `loss.svg`, the same bytes for the same records and matplotlib.
+
+    The reference lies below as a wide pale line and the trial on it, one colour per attempt, with
+    a labelled mark at each eviction.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError(
+            "a plot needs matplotlib, which is not installed; run pip install 'kettle[report]'"
+        ) from error
+
+    out_dir.mkdir(parents=True, exist_ok=True)
+    png, svg = out_dir / "loss.png", out_dir / "loss.svg"
+    style: dict[Any, Any] = {
+        "font.family": "DejaVu Sans",  # comes with matplotlib, so glyphs don't depend on the system
+        "font.size": 10.0,
+        "svg.fonttype": "path",
+        "svg.hashsalt": "kettle",  # identifiers in the SVG are random without it
+    }
+    with mpl.rc_context(style):
+        # A Figure of its own, not pyplot's, so nothing global is left behind.
+        figure = Figure(figsize=(9.0, 4.8), dpi=160, layout="constrained")
+        axes = figure.add_subplot()
+        _draw_curves(axes, reference=reference, trial=trial)
+        _frame(axes)
+        # Where a name falls is known only after the layout has settled.
+        figure.draw_without_rendering()
+        evicted = [a.preemption.step for a in trial if a.preemption]
+        rows = _mark_evictions(axes, [step for step in evicted if step is not None])
+        title = f"{trial[0].run_id}: interrupted on uninterrupted" if trial else "loss"
+        axes.set_title(
+            title, loc="left", color=_INK, fontweight="bold", pad=8 + _LABEL_ROW_PT * rows
+        )
+        figure.savefig(png, metadata={"Software": None})
+        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    return png, svg
+
+
+def _draw_curves(axes: "Axes", *, reference: Sequence[Attempt], trial: Sequence[Attempt]) -> None:
+    for attempt in reference:
+        steps, losses = _curve(attempt.steps)
+        axes.plot(steps, losses, color=_PALE, linewidth=8, solid_capstyle="round")
+    axes.plot([], [], color=_PALE, linewidth=8, label="reference, uninterrupted")
+    reached: dict[int, float] = {}
+    named = len(trial) <= _LEGEND_ROWS
+    for number, attempt, colour in zip(count(1), trial, cycle(_ATTEMPT_COLOURS), strict=False):
+        if not attempt.steps:
+            continue
+        steps, losses = _curve(attempt.steps)
+        own = 0
+        if attempt.resumed_from in reached:
+            # From the restored step on, so that the curve has no gap; its dot is another's.
+            steps.insert(0, attempt.resumed_from)
+            losses.insert(0, reached[attempt.resumed_from])
+            own = 1
+        axes.plot(
+            steps,
+            losses,
+            color=colour,
+            linewidth=1.8,
+            marker="o",
+            markersize=2.8,
+            markevery=slice(own, None),
+            label=f"attempt {number}" if named else None,
+        )
+        reached |= dict(zip(steps, losses, strict=True))
+    if not named:
+        axes.plot(
+            [], [], color=_INK, linewidth=1.8, label=f"{len(trial)} attempts, colours in turn"
+        )
+
+
+def _curve(steps: Iterable[Step]) -> tuple[list[int], list[float]]:
+    points = [(step.step, step.loss) for step in steps]
+    return [step for step, _ in points], [loss for _, loss in points]
+
+
+def _frame(axes: "Axes") -> None:
+    axes.set_xlabel("optimizer step", color=_INK)
+    axes.set_ylabel("training loss (nats per token)", color=_INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color(_FAINT)
+    axes.tick_params(color=_FAINT, labelcolor=_INK)
+    axes.grid(axis="y", color="#ececec", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.015)
+    axes.plot([], [], color=_FAINT, linewidth=1.0, linestyle=(0, (3, 3)), label="eviction")
+    axes.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
+
+
+def _mark_evictions(axes: "Axes", steps: Iterable[int]) -> int:
+    """Draw a line after each evicted step, named above; returns the rows that the names take."""
+    row_ends: list[float] = []
+    for step in sorted(steps):
+        axes.axvline(step + 0.5, color=_FAINT, linewidth=1.0, linestyle=(0, (3, 3)), zorder=1.5)
+        name = axes.annotate(
+            f"step {step}",
+            xy=(step + 0.5, 1.0),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(0.0, 0.0),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=8.5,
+            color=_INK,
+            annotation_clip=False,
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+            arrowprops={"arrowstyle": "-", "color": _FAINT, "linewidth": 0.7, "shrinkA": 0.0},
+        )
+        extent = name.get_window_extent()
+        fits = (row for row, end in enumerate(row_ends) if end < extent.x0)
+        row = next(fits, len(row_ends))
+        row_ends[row : row + 1] = [extent.x1 + _LABEL_GAP_PX]
+        # Lower names come later, so that they cover the lines up to higher ones.
+        name.set_zorder(5.0 - 0.01 * row)
+        name.set_position((0.0, 4.0 + _LABEL_ROW_PT * row))
+    return len(row_ends)
