@@ -16,8 +16,11 @@ from kettle.records import Preemption, Record, RunStarted, Step
 _STARTUP_S = 120.0
 """How long a launcher may be silent beyond its own collective timeout: imports, data, restore."""
 
-_EXIT_MARGIN_S = 30.0
+_STOP_MARGIN_S = 30.0
 """How long after its grace period an attempt may still be ending before it counts as hung."""
+
+_EXIT_S = 30.0
+"""How long a launcher may live on after the last of its output."""
 
 
 class Progress(Protocol):
@@ -36,14 +39,14 @@ class Launches:
 
     Attributes:
         overrides: the `--set` values of the command line.
-        grace_s: what the platform allows between SIGTERM and SIGKILL.
+        stop_s: how long an attempt may take from its eviction to its end.
         silence_s: how long an attempt may write nothing before it counts as hung.
     """
 
     run_file: Path
     overrides: tuple[str, ...]
     total_steps: int
-    grace_s: float
+    stop_s: float
     silence_s: float
     progress: Progress
 
@@ -65,6 +68,11 @@ def silence_limit_s(collective_timeout_s: float) -> float:
     return collective_timeout_s + _STARTUP_S
 
 
+def stop_limit_s(grace_s: float) -> float:
+    """How long an attempt may take to end, where the platform allows `grace_s` seconds."""
+    return grace_s + _STOP_MARGIN_S
+
+
 def run_to_completion(
     launches: Launches, side: Side, *, attempt: int, workers: int, resumes_after: int | None
 ) -> None:
@@ -76,7 +84,7 @@ def run_to_completion(
     with launches.start(side, attempt=attempt, workers=workers) as process:
         for _ in _watch(launches, process, resumes_after=resumes_after):
             pass
-        code = process.exit_code(within_s=_EXIT_MARGIN_S)
+        code = process.exit_code(within_s=_EXIT_S)
         if code != ExitCode.OK:
             raise process.failure(f"ended with exit code {code} instead of {ExitCode.OK}")
 
@@ -102,14 +110,13 @@ def run_until_evicted(
     with launches.start(side, attempt=attempt, workers=workers) as process:
         watched = _watch(launches, process, resumes_after=resumes_after)
         if not any(isinstance(record, Step) and record.step >= point for record in watched):
-            code = process.exit_code(within_s=_EXIT_MARGIN_S)
+            code = process.exit_code(within_s=_EXIT_S)
             raise process.failure(
                 f"ended with exit code {code} before its eviction at step {point}"
             )
         trigger(process.launcher)
-        limit_s = launches.grace_s + _EXIT_MARGIN_S
-        rest = list(process.last_records(within_s=limit_s, doing="has been stopping"))
-        code = process.exit_code(within_s=_EXIT_MARGIN_S)
+        rest = list(process.last_records(within_s=launches.stop_s, doing="has been stopping"))
+        code = process.exit_code(within_s=_EXIT_S)
         if code == ExitCode.OK:
             raise process.failure(
                 f"completed before its eviction at step {point} took hold; "

@@ -15,6 +15,7 @@ from kettle.chaos.attempts import (
     run_to_completion,
     run_until_evicted,
     silence_limit_s,
+    stop_limit_s,
 )
 from kettle.chaos.folder import Folder, Side, claim
 from kettle.chaos.plan import parse_workers, plan_evictions, width_of
@@ -66,7 +67,7 @@ def run_chaos(
         run_file=run_file,
         overrides=tuple(overrides),
         total_steps=total_steps,
-        grace_s=deployment_facts().grace_seconds or config.runtime.grace_seconds,
+        stop_s=stop_limit_s(deployment_facts().grace_seconds or config.runtime.grace_seconds),
         silence_s=silence_limit_s(config.runtime.timeout_seconds),
         progress=progress,
     )

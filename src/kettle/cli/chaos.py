@@ -1,5 +1,7 @@
 """`kettle chaos`: evict a run on purpose and prove that it didn't matter."""
 
+# ruff: noqa: PLC0415 - torch takes seconds to import, and only this command's body needs it
+
 from pathlib import Path
 from typing import Annotated
 
