@@ -4,6 +4,8 @@
 PYTHON ?= python3
 # Which installer: pip, or uv where it is on the PATH.
 INSTALLER ?= pip
+# The pins; CI names a variant of this file to test an older torch.
+CONSTRAINTS ?= constraints.txt
 # Test processes side by side. The tests start ranks of their own, so more than the cores don't help.
 JOBS ?= 2
 # More arguments for pytest, for example: make test-fast ARGS="-k identity"
@@ -15,7 +17,7 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 # What is installed, in words that pip and uv share.
-PROJECT := --constraint constraints.txt --no-build-isolation \
+PROJECT := --constraint $(CONSTRAINTS) --no-build-isolation \
 	--group dev --group docs --editable ".[s3,gcs,report]"
 
 .DEFAULT_GOAL := help
@@ -30,7 +32,7 @@ install: $(STAMP) ## create .venv and install the pinned dependencies, where tha
 
 # The stamp goes last, so that an install that was cut short is done again. The virtual environment is
 # never cleared: `rm -r .venv` is a person's decision.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) \
 	|| version=missing; \
 	case "$$version" in \
@@ -46,14 +48,14 @@ $(STAMP): pyproject.toml constraints.txt
 
 .PHONY: install-with-pip install-with-uv
 install-with-pip:
-	$(BIN)/python -m pip install --constraint constraints.txt --upgrade pip setuptools
+	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --upgrade pip setuptools
 	$(BIN)/python -m pip install $(PROJECT)
 
 # uv doesn't read pip's settings, and the CPU build of torch may be offered there alone. So pip
 # brings torch, and uv, which finds it done, brings everything else.
 install-with-uv:
-	$(BIN)/python -m pip install --constraint constraints.txt --no-deps torch
-	uv pip install --python $(BIN)/python --constraint constraints.txt pip setuptools
+	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --no-deps torch
+	uv pip install --python $(BIN)/python --constraint $(CONSTRAINTS) pip setuptools
 	uv pip install --python $(BIN)/python $(PROJECT)
 
 demo: install ## train, evict five times, resume, compare with the uninterrupted run
@@ -85,7 +87,7 @@ format: install ## format the code and apply the safe fixes
 	$(BIN)/ruff format
 
 docs: install ## build the pages into site/, where a broken link is an error
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 reference: install ## write the reference pages anew from the code
 	$(BIN)/python scripts/gen_reference.py

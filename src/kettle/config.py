@@ -87,7 +87,7 @@ class DataConfig(Section):
     )
     include: str = Field(
         default="*.py",
-        description="Which files below a folder are read; ** crosses folders.",
+        description="Which files below a folder are read; `**` crosses folders.",
     )
     tokenizer: Literal["bytes"] = Field(
         default="bytes", description="bytes: one token a byte, and token 256 between documents."

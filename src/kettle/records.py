@@ -26,19 +26,23 @@ class RunStarted(_Record):
     """An attempt is about to take its first step."""
 
     event: Literal["run_started"] = "run_started"
-    fingerprint: str
+    fingerprint: str = Field(
+        description="SHA-256 of everything that changes what is computed, 64 hex."
+    )
     resumed_from: int | None = Field(description="Step of the restored checkpoint, if any.")
-    total_steps: int
-    steps_per_epoch: int
-    world_size: int
-    virtual_ranks: int
-    device_kind: str
-    data_digest: str
+    total_steps: int = Field(description="Steps at which the run is complete.")
+    steps_per_epoch: int = Field(description="Whole global batches in one pass over the data.")
+    world_size: int = Field(description="Ranks of this attempt.")
+    virtual_ranks: int = Field(
+        description="Data-parallel slots of the computation; the same in every attempt."
+    )
+    device_kind: str = Field(description="`cpu` or `cuda`.")
+    data_digest: str = Field(description="Digest of the data set that the run reads.")
     parameters: int = Field(description="Number of weights, a tied pair counted once.")
-    checkpoint_prefix: str
+    checkpoint_prefix: str = Field(description="Folder or URI above all checkpoints of the run.")
     restore_ms: float | None = Field(description="Time to restore, where something was.")
     startup_s: float = Field(description="From process start to this record.")
-    versions: dict[str, str]
+    versions: dict[str, str] = Field(description="Library name to version, of what computes.")
     resource: dict[str, str] = Field(description="OpenTelemetry resource attributes.")
 
 
@@ -49,12 +53,12 @@ class Step(_Record):
     step: int = Field(description="Counted from 1 over all attempts.")
     epoch: int = Field(description="Counted from 0.")
     loss: float = Field(description="Mean over the learned tokens of the global batch, in nats.")
-    lr: float
+    lr: float = Field(description="Learning rate that this step used.")
     grad_norm: float = Field(description="Euclidean norm before clipping.")
     tokens: int = Field(description="Learned tokens in the global batch.")
-    tokens_per_s: float
-    step_ms: float
-    world_size: int
+    tokens_per_s: float = Field(description="Learned tokens by the wall time of the step.")
+    step_ms: float = Field(description="Wall time of the step.")
+    world_size: int = Field(description="Ranks of this attempt.")
     sample_digest: str = Field(description="Which samples were consumed at which place, 16 hex.")
 
 
@@ -62,19 +66,19 @@ class CheckpointCommitted(_Record):
     """A checkpoint has its marker."""
 
     event: Literal["checkpoint_committed"] = "checkpoint_committed"
-    step: int
-    reason: Literal["schedule", "final", "preemption"]
-    checkpoint_uri: str
-    save_ms: float
-    size_bytes: int
+    step: int = Field(description="The last step that the checkpoint holds.")
+    reason: Literal["schedule", "final", "preemption"] = Field(description="What asked for it.")
+    checkpoint_uri: str = Field(description="Where it lies.")
+    save_ms: float = Field(description="From the start of the save to the marker.")
+    size_bytes: int = Field(description="All of its objects together.")
 
 
 class CheckpointSkipped(_Record):
     """A checkpoint was passed over while looking for one to resume from."""
 
     event: Literal["checkpoint_skipped"] = "checkpoint_skipped"
-    checkpoint_uri: str
-    reason: str
+    checkpoint_uri: str = Field(description="Where it lies.")
+    reason: str = Field(description="What is wrong with it.")
 
 
 class StopDecided(_Record):
@@ -91,21 +95,25 @@ class Preemption(_Record):
 
     event: Literal["preemption"] = "preemption"
     step: int | None = Field(description="The last finished step; None: training had not begun.")
-    outcome: Literal["saved", "already_saved", "nothing_new"]
+    outcome: Literal["saved", "already_saved", "nothing_new"] = Field(
+        description="saved: now; already_saved: by an earlier save; nothing_new: no step was taken."
+    )
     checkpoint_uri: str | None = Field(description="What the next attempt will resume from.")
-    save_ms: float | None
-    grace_s: float
-    grace_left_s: float | None
-    exit_code: int
+    save_ms: float | None = Field(description="Time of the save, where one was made.")
+    grace_s: float = Field(description="Grace period that the platform promised.")
+    grace_left_s: float | None = Field(
+        description="What the save left of it; below 0 it was overdue."
+    )
+    exit_code: int = Field(description="What the process ends with.")
 
 
 class RunCompleted(_Record):
     """The run reached `total_steps`."""
 
     event: Literal["run_completed"] = "run_completed"
-    step: int
+    step: int = Field(description="The last finished step, which is `total_steps`.")
     weights_digest: str = Field(description="SHA-256 that no number of ranks changes.")
-    exit_code: int
+    exit_code: int = Field(description="What the process ends with.")
     wall_s: float = Field(description="Of this attempt.")
 
 
@@ -114,10 +122,10 @@ class RunFailed(_Record):
 
     event: Literal["run_failed"] = "run_failed"
     rank: int | None = Field(description="Which rank failed; None: the launcher says so.")
-    step: int | None
-    error: str
-    message: str
-    exit_code: int
+    step: int | None = Field(description="The last finished step, where it is known.")
+    error: str = Field(description="Class of the exception.")
+    message: str = Field(description="What it says.")
+    exit_code: int = Field(description="What the process ends with.")
 
 
 Record = Annotated[
