@@ -115,7 +115,8 @@ def run_until_evicted(
                 f"ended with exit code {code} before its eviction at step {point}"
             )
         trigger(process.launcher)
-        rest = list(process.last_records(within_s=launches.stop_s, doing="has been stopping"))
+        last = process.last_records(within_s=launches.stop_s, doing="has been stopping")
+        rest = list(_shown(last, launches.progress))
         code = process.exit_code(within_s=_EXIT_S)
         if code == ExitCode.OK:
             raise process.failure(
@@ -134,11 +135,17 @@ def run_until_evicted(
 
 
 def _watch(launches: Launches, process: Attempt, *, resumes_after: int | None) -> Iterator[Record]:
-    for record in process.records(silence_s=launches.silence_s):
+    for record in _shown(process.records(silence_s=launches.silence_s), launches.progress):
+        began_anew = isinstance(record, RunStarted) and record.resumed_from is None
+        if began_anew and resumes_after is not None:
+            raise process.failure(f"began anew instead of resuming from step {resumes_after}")
+        yield record
+
+
+def _shown(records: Iterator[Record], progress: Progress) -> Iterator[Record]:
+    for record in records:
         if isinstance(record, RunStarted):
-            if resumes_after is not None and record.resumed_from is None:
-                raise process.failure(f"began anew instead of resuming from step {resumes_after}")
-            launches.progress.step(record.resumed_from or 0)
+            progress.step(record.resumed_from or 0)
         elif isinstance(record, Step):
-            launches.progress.step(record.step)
+            progress.step(record.step)
         yield record

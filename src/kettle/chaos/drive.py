@@ -26,6 +26,7 @@ from kettle.errors import KettleError
 from kettle.evidence.checks import Verdict, first_difference, verify
 from kettle.evidence.compare import compare, floor, judge
 from kettle.evidence.read import read_logs
+from kettle.evidence.report import plot_loss
 from kettle.evidence.timeline import attempts_of
 from kettle.records import CheckpointCommitted, Record
 
@@ -43,8 +44,8 @@ def run_chaos(
 ) -> ChaosResult:
     """Run two references and a trial that is evicted, and judge the trial.
 
-    Writes records, checkpoints, `chaos.json` and the loss plot under `out`. `workers` is as on the
-    command line. However it ends, no process that it started lives on.
+    Writes records, checkpoints and `chaos.json` under `out`. `workers` is as on the command line.
+    However it ends, no process that it started lives on.
 
     Raises:
         UsageError: the run file, the plan or `out` can't be used; nothing was started.
@@ -107,6 +108,12 @@ def conclude(folder: Folder, *, plan: Plan, wall_s: float) -> ChaosResult:
         verdict=judge(comparison, measured_floor),
         wall_s=wall_s,
     )
+
+
+def plot(folder: Folder) -> None:
+    """Draw the trial's loss on reference 1's. Raises UsageError if matplotlib isn't installed."""
+    reference, trial = (read_logs([side.path]) for side in (folder.references[0], folder.trial))
+    plot_loss(attempts_of(reference), attempts_of(trial), folder.out)
 
 
 def _run_reference(launches: Launches, side: Side, *, workers: int) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kettle.errors import UsageError
 from kettle.exits import ExitCode
 
 
@@ -49,7 +50,8 @@ def chaos(
 
     Example: kettle chaos examples/stdlib.toml --evictions 5 --workers 2 --out out/demo
     """
-    from kettle.chaos.drive import run_chaos
+    from kettle.chaos.drive import plot, run_chaos
+    from kettle.chaos.folder import Folder
     from kettle.chaos.triggers import terminate_launcher
     from kettle.cli.progress import phases
     from kettle.cli.render import say, show, show_json
@@ -70,6 +72,11 @@ def chaos(
     except KeyboardInterrupt:
         say("interrupted; every attempt was stopped")
         raise typer.Exit(ExitCode.FAILED) from None
+    try:
+        plot(Folder(out=out))
+    except UsageError as error:
+        # The verdict stands without its picture.
+        say(f"no loss plot: {error}")
     if json:
         show_json(result)
     else:
@@ -81,5 +88,5 @@ def chaos(
             result.trial.sentence,
             difference_line(result.first_difference),
         )
-        say(f"took {result.wall_s:.0f} s; records, chaos.json and loss plot are in {out}/")
+    say(f"took {result.wall_s:.0f} s; records and chaos.json are in {out}/")
     raise typer.Exit(ExitCode.OK if result.passed else ExitCode.FAILED)

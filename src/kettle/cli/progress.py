@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
-    SpinnerColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -45,12 +43,14 @@ class PhaseBars:
         """Stop the bar of the phase before, and begin another below it."""
         if self._current is not None:
             self._bars.stop_task(self._current)
-        self._current = self._bars.add_task(title, total=total_steps)
+        self._current = self._bars.add_task(title, total=total_steps, reached="")
 
     def step(self, step: int) -> None:
         """Move the bar to this step."""
         if self._current is not None:
-            self._bars.update(self._current, completed=step)
+            total = self._bars.tasks[self._current].total
+            reached = f"{step}/{total:.0f}" if total else str(step)
+            self._bars.update(self._current, completed=step, reached=reached)
 
 
 @contextlib.contextmanager
@@ -60,10 +60,9 @@ def phases() -> "Iterator[PhaseProgress]":
         yield PlainLines()
         return
     bars = Progress(
-        SpinnerColumn(finished_text=" "),
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[reached]}"),
         TimeElapsedColumn(),
         console=Console(stderr=True, highlight=False),
     )
