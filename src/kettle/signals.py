@@ -2,7 +2,8 @@
 
 A process that receives SIGTERM before it has a handler dies with -15 or, as PID 1, never learns of
 it and is killed when the grace period ends. So the entry modules call `install` before they import
-anything heavy; this module therefore imports nothing but `os`, `signal` and `time`.
+anything heavy; this module therefore imports only modules that the interpreter's start has
+loaded anyway, or that cost nothing.
 
 A launcher starts its workers with the stop signals blocked (a blocked signal stays pending, and the
 mask survives `exec`); `install` unblocks them once the handler is there, so a worker has no instant
@@ -12,6 +13,8 @@ in which the signal could kill it.
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -25,6 +28,16 @@ def install() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, _note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+@contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Keep stop signals pending; processes started inside never see one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def note_stop(*, at_monotonic_s: float) -> None:

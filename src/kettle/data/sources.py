@@ -1,0 +1,106 @@
+"""Rows in: the files that a run reads, their digest, and the samples they are cut into.
+
+No torch here: `kettle config fingerprint` needs the digest on a laptop.
+"""
+
+import glob
+import hashlib
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kettle.config import DataConfig
+from kettle.errors import DataError
+
+Tokens: TypeAlias = NDArray[np.int64]
+
+BETWEEN_DOCUMENTS = 256
+"""The token after each document; 0 to 255 are the bytes themselves."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file of text."""
+
+    name: str
+    content: bytes
+
+
+def read_documents(config: DataConfig) -> list[Document]:
+    """The documents in a fixed order.
+
+    Raises:
+        DataError: nothing matches, or a file can't be read.
+    """
+    if config.source == "stdlib":
+        folder = Path(sysconfig.get_path("stdlib"))
+        paths = _below(folder, config.include)
+    else:
+        assert config.path is not None
+        start = Path(config.path)
+        if start.is_dir():
+            folder, paths = start, _below(start, config.include)
+        else:
+            matches = glob.glob(config.path, recursive=True)  # noqa: PTH207 - absolute patterns
+            paths = sorted(Path(match) for match in matches if Path(match).is_file())
+            folder = Path(config.path).parent
+    if not paths:
+        raise DataError(
+            f"no file matches {config.include!r} in {config.path or folder}; "
+            "check experiment.data.path and experiment.data.include"
+        )
+    return [_read(path, folder=folder) for path in paths]
+
+
+def digest(documents: Sequence[Document]) -> str:
+    """SHA-256 (64 hex digits) over names and contents, so that it notices another Python's files."""
+    total = hashlib.sha256()
+    for document in documents:
+        content = hashlib.sha256(document.content).hexdigest()
+        total.update(f"{document.name}\0{len(document.content)}\0{content}\n".encode())
+    return total.hexdigest()
+
+
+def cut(documents: Sequence[Document], config: DataConfig) -> Tokens:
+    """Samples [samples, sequence_length + 1], int64: the stream of all documents, cut evenly.
+
+    A sample holds one token more than the model sees, because the last one is only a label. The
+    rest of the stream that fills no sample is dropped.
+
+    Raises:
+        DataError: the documents don't fill one sample.
+    """
+    pieces = []
+    for document in documents:
+        pieces.append(np.frombuffer(document.content, dtype=np.uint8).astype(np.int64))
+        pieces.append(np.array([BETWEEN_DOCUMENTS], dtype=np.int64))
+    stream = np.concatenate(pieces)
+    width = config.sequence_length + 1
+    samples = len(stream) // width
+    if not samples:
+        raise DataError(
+            f"the text has {len(stream)} tokens, and one sample takes {width}; "
+            "add data or shorten experiment.data.sequence_length"
+        )
+    return stream[: samples * width].reshape(samples, width)[: config.max_samples]
+
+
+def _below(folder: Path, pattern: str) -> list[Path]:
+    found = (path for path in folder.glob(pattern) if path.is_file())
+    # What pip installed or Python compiled is not the data's own text.
+    own = (path for path in found if not {"site-packages", "__pycache__"} & set(path.parts))
+    return sorted(own, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _read(path: Path, *, folder: Path) -> Document:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror}; fix it or leave it out") from error
+    name = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
+    return Document(name=name.as_posix(), content=content)
