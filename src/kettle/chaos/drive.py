@@ -176,8 +176,11 @@ def _evictions(verdict: Verdict, *, plan: Plan) -> tuple[PlannedEviction, ...]:
 @contextlib.contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
     """While attempts run, SIGTERM and SIGHUP end the drive the way Ctrl-C does: with clean-up."""
-    signals = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, _interrupt) for number in signals}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        # nohup lets a drive outlive its terminal by ignoring SIGHUP; that stays so.
+        if handler != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         yield
     finally:
