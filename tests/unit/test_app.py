@@ -1,0 +1,40 @@
+import subprocess
+import sys
+
+import pytest
+
+from kettle.cli.app import run
+
+
+def test_the_command_line_imports_no_torch() -> None:
+    program = "import kettle.cli.app, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_the_version_is_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("kettle ")
+
+
+@pytest.mark.parametrize("command", ["verify", "compare"])
+def test_the_help_of_a_command_has_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "--help"]) == 0
+    assert f"Example: kettle {command} " in capsys.readouterr().out
+
+
+def test_a_command_that_is_not_known_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["brew"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "brew" in captured.err
+
+
+def test_an_expected_error_is_one_message_and_its_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["verify", "[absent].jsonl"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: can't read log [absent].jsonl: No such file")
