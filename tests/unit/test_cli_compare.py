@@ -1,4 +1,5 @@
 import json
+import math
 import warnings
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def test_json_is_one_document(
     assert document["largest_difference"] == 0.5
     assert document["identical"] is False
     assert "first_difference" not in document
+
+
+def test_an_infinite_difference_is_still_json(
+    reference: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["compare", "--json", reference, checkpoint(tmp_path / "nan", value=math.nan)])
+    assert json.loads(capsys.readouterr().out)["largest_difference"] == "Infinity"
 
 
 def test_the_records_name_the_first_step_that_differs(

@@ -3,6 +3,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -196,5 +197,18 @@ def test_a_pickled_object_is_refused_by_name_instead_of_loaded(write: Write) -> 
 
 
 def test_an_unknown_scheme_is_refused_by_name(write: Write) -> None:
-    with pytest.raises(EvidenceError, match="can't look at nowhere://x"):
+    with pytest.raises(EvidenceError, match="can't open nowhere://x"):
         compare(write("reference", {**tensors()}), "nowhere://x")
+
+
+def test_a_checkpoint_without_a_tensor_proves_nothing_and_is_refused(write: Write) -> None:
+    empty = write("empty", {})
+    with pytest.raises(EvidenceError, match="empty holds no tensor"):
+        compare(empty, empty)
+
+
+def test_a_checkpoint_in_an_object_store_is_compared_by_its_uri(write: Write) -> None:
+    reference = write("reference", {**tensors()})
+    store = fsspec.filesystem("memory")
+    store.put(reference, "/compare/copy", recursive=True)
+    assert compare(reference, "memory://compare/copy").identical

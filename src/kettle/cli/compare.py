@@ -34,32 +34,34 @@ def compare(
     With the records of both runs, name the first step that differs as well. Exits 0 if nothing
     differs, 1 if anything does, 2 if something can't be read.
 
-    Example: kettle compare out/ref/RUN_ID/step-00000060 out/trial/RUN_ID/step-00000060
+    Example: kettle compare out/reference/step-00000060-a1b2 out/trial/step-00000060-c3d4
     """
-    if (records_reference is None) != (records_trial is None):
+    if bool(records_reference) != bool(records_trial):
         raise UsageError(
             "the records of one run only were given; give both --records-reference and "
             "--records-trial, or neither"
         )
+    from kettle.checkpoint.filesystem import use_endpoint
     from kettle.cli.render import show, show_json
+    from kettle.config import deployment_facts
     from kettle.evidence.checks import first_difference
+    from kettle.evidence.compare import ComparisonWithRecords
     from kettle.evidence.compare import compare as compare_checkpoints
     from kettle.evidence.read import read_logs
     from kettle.evidence.report import comparison_table, difference_line
 
-    given = records_reference is not None and records_trial is not None
-    difference = (
-        first_difference(read_logs(records_reference or []), read_logs(records_trial or []))
-        if given
-        else None
-    )
+    if endpoint := deployment_facts().s3_endpoint:
+        use_endpoint(endpoint)
     comparison = compare_checkpoints(reference, trial)
+    sentences: list[str] = []
+    same = comparison.identical
+    if records_reference and records_trial:
+        difference = first_difference(read_logs(records_reference), read_logs(records_trial))
+        comparison = ComparisonWithRecords(**dict(comparison), first_difference=difference)
+        sentences.append(difference_line(difference))
+        same = same and difference is None
     if json:
-        document = comparison.model_dump(mode="json")
-        if given:
-            document["first_difference"] = difference and difference.model_dump(mode="json")
-        show_json(document)
+        show_json(comparison)
     else:
-        show(comparison_table(comparison), *([difference_line(difference)] if given else []))
-    same = comparison.identical and difference is None
+        show(comparison_table(comparison), *sentences)
     raise typer.Exit(ExitCode.OK if same else ExitCode.FAILED)

@@ -4,7 +4,6 @@ import math
 import warnings
 from typing import Any, Literal
 
-import fsspec
 import torch
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 from torch.distributed.checkpoint.api import CheckpointException
@@ -12,9 +11,11 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from kettle.errors import EvidenceError
+from kettle.checkpoint.filesystem import open_store
+from kettle.checkpoint.layout import MARKER
+from kettle.errors import CheckpointError, EvidenceError
+from kettle.evidence.checks import Difference
 
-_MARKER = "_COMMIT"
 _METADATA = ".metadata"
 
 
@@ -43,7 +44,7 @@ class LayoutDifference(_Finding):
 
 
 class Comparison(_Finding):
-    """What two checkpoints have in common. Part of `kettle compare --json`."""
+    """What two checkpoints have in common. Printed by `kettle compare --json`."""
 
     reference_uri: str
     trial_uri: str
@@ -69,6 +70,14 @@ class Comparison(_Finding):
     def same_tensors(self) -> bool:
         """Whether both sides hold the same names with the same layouts."""
         return not (self.only_in_reference or self.only_in_trial or self.layouts)
+
+
+class ComparisonWithRecords(Comparison):
+    """Two checkpoints and the records that led to them. `kettle compare --json` with records."""
+
+    first_difference: Difference | None = Field(
+        description="First step whose records differ; null: none that both runs have."
+    )
 
 
 Judgement = Literal["bit-identical", "within the floor", "broken"]
@@ -173,27 +182,33 @@ def _load(uri: str) -> dict[str, torch.Tensor]:
         raise EvidenceError(
             f"can't read checkpoint {uri}: {causes[0]!r}; compare another step of the run"
         ) from error
+    if not planner.tensors:
+        # Two of these would be equal and prove nothing.
+        raise EvidenceError(f"{uri} holds no tensor; name a checkpoint of a run")
     return planner.tensors
 
 
 def _refuse_incomplete(uri: str) -> None:
     try:
-        filesystem, path = fsspec.core.url_to_fs(uri)
+        filesystem, path = open_store(uri)
         names = {entry.rsplit("/", 1)[-1] for entry in filesystem.ls(path, detail=False)}
     except (FileNotFoundError, NotADirectoryError) as error:
         raise EvidenceError(
-            f"there is no checkpoint at {uri}; name a folder such as ROOT/RUN_ID/step-00000060"
+            f"there is no checkpoint at {uri}; name a folder such as "
+            "ROOT/RUN_ID/step-00000060-ATTEMPT"
         ) from error
-    except (OSError, ValueError, ImportError) as error:
+    except CheckpointError as error:
+        raise EvidenceError(str(error)) from error
+    except OSError as error:
         raise EvidenceError(f"can't look at {uri}: {error}; correct the URI") from error
-    if _MARKER not in names:
+    if MARKER not in names:
         raise EvidenceError(
-            f"{uri} has no {_MARKER}, so it is no whole checkpoint; name a committed step, one "
+            f"{uri} has no {MARKER}, so it is no whole checkpoint; name a committed step, one "
             f"level below the run's folder"
         )
     if _METADATA not in names:
         raise EvidenceError(
-            f"{uri} has a {_MARKER} but no {_METADATA}; it was damaged after its commit, so name "
+            f"{uri} has a {MARKER} but no {_METADATA}; it was damaged after its commit, so name "
             "another step"
         )
 
