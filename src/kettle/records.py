@@ -11,9 +11,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from kettle.exits import ExitCode
+
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+    # Non-finite numbers become the strings "NaN" and "Infinity": JSON has no others, and a null
+    # would make the line unreadable, so that a step with overflowed gradients would look lost.
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", protected_namespaces=(), ser_json_inf_nan="strings"
+    )
 
     run_id: str = Field(description="`<name>-<12 hex of the fingerprint>`.")
     attempt_id: str = Field(description="Which launch of the run wrote this.")
@@ -141,6 +147,23 @@ Record = Annotated[
 ]
 
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+def left_before_start(
+    *, run_id: str, attempt_id: str, grace_s: float, grace_left_s: float
+) -> Preemption:
+    """The record of an attempt that was told to stop before training began: nothing was lost."""
+    return Preemption(
+        run_id=run_id,
+        attempt_id=attempt_id,
+        step=None,
+        outcome="nothing_new",
+        checkpoint_uri=None,
+        save_ms=None,
+        grace_s=grace_s,
+        grace_left_s=grace_left_s,
+        exit_code=ExitCode.PREEMPTED,
+    )
 
 
 def emit(record: Record) -> None:
