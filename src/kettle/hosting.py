@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from kettle.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Round:
@@ -41,31 +43,45 @@ def blocks_are_subtrees(*, virtual_ranks: int, world_size: int) -> bool:
 
 
 def plan_hosting(
-    *, virtual_ranks: int, world_size: int, exchange: Literal["round", "step"]
+    *, virtual_ranks: int, world_size: int, exchange: Literal["auto", "round", "step"]
 ) -> Hosting:
     """Lay V virtual ranks out over W ranks in ceil(V / W) rounds.
 
+    Args:
+        exchange: as `runtime.exchange`; "auto" exchanges once a step wherever that gives the same
+            sum.
+
     Raises:
-        ValueError: W is not in 1..V, or exchange = "step" where it would change the sum.
+        UsageError: W is not in 1..V, or "step" would change the sum.
     """
     if not 1 <= world_size <= virtual_ranks:
-        raise ValueError(f"{world_size} ranks can't host {virtual_ranks} virtual ranks")
-    if exchange == "step":
-        if not blocks_are_subtrees(virtual_ranks=virtual_ranks, world_size=world_size):
-            raise ValueError(
-                f"{virtual_ranks} virtual ranks over {world_size} ranks are not whole subtrees"
-            )
-        block = virtual_ranks // world_size
-        rounds = tuple(
-            Round(tuple(rank * block + r for rank in range(world_size))) for r in range(block)
+        raise UsageError(
+            f"{world_size} workers can't host experiment.virtual_ranks = {virtual_ranks}; "
+            f"use 1 to {virtual_ranks} workers"
         )
-        return Hosting(rounds=rounds, exchange="step")
-    rounds = tuple(
-        Round(
-            tuple(
-                first + rank if first + rank < virtual_ranks else None for rank in range(world_size)
-            )
+    subtrees = blocks_are_subtrees(virtual_ranks=virtual_ranks, world_size=world_size)
+    if exchange == "step" and not subtrees:
+        raise UsageError(
+            'runtime.exchange = "step" needs virtual_ranks / workers to be a power of two, '
+            f'but it is {virtual_ranks} / {world_size}; use "auto" or "round"'
         )
+    if exchange == "round" or not subtrees:
+        return Hosting(rounds=_dealt(virtual_ranks, world_size), exchange="round")
+    return Hosting(rounds=_blocks(virtual_ranks, world_size), exchange="step")
+
+
+def _dealt(virtual_ranks: int, world_size: int) -> tuple[Round, ...]:
+    """Virtual rank v at rank v mod W; the last round may leave ranks idle."""
+    hosts = range(world_size)
+    return tuple(
+        Round(tuple(first + rank if first + rank < virtual_ranks else None for rank in hosts))
         for first in range(0, virtual_ranks, world_size)
     )
-    return Hosting(rounds=rounds, exchange="round")
+
+
+def _blocks(virtual_ranks: int, world_size: int) -> tuple[Round, ...]:
+    """Each rank its own contiguous block."""
+    block = virtual_ranks // world_size
+    return tuple(
+        Round(tuple(rank * block + index for rank in range(world_size))) for index in range(block)
+    )

@@ -128,7 +128,6 @@ class RunFailed(_Record):
 
     event: Literal["run_failed"] = "run_failed"
     rank: int | None = Field(description="Which rank failed; None: the launcher says so.")
-    step: int | None = Field(description="The last finished step, where it is known.")
     error: str = Field(description="Class of the exception.")
     message: str = Field(description="What it says.")
     exit_code: int = Field(description="What the process ends with.")

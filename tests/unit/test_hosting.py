@@ -2,6 +2,7 @@ from math import ceil
 
 import pytest
 
+from kettle.errors import UsageError
 from kettle.hosting import Hosting, blocks_are_subtrees, plan_hosting
 
 SIZES = [(v, w) for v in range(1, 17) for w in range(1, v + 1)]
@@ -80,7 +81,7 @@ def test_exchange_by_step_gives_each_rank_one_block_or_is_refused(
 ) -> None:
     block, rest = divmod(virtual_ranks, world_size)
     if rest or block not in (1, 2, 4, 8, 16):
-        with pytest.raises(ValueError, match="not whole subtrees"):
+        with pytest.raises(UsageError, match=rf"\b{virtual_ranks} / {world_size}\b.*use"):
             plan_hosting(virtual_ranks=virtual_ranks, world_size=world_size, exchange="step")
         return
     plan = plan_hosting(virtual_ranks=virtual_ranks, world_size=world_size, exchange="step")
@@ -89,11 +90,21 @@ def test_exchange_by_step_gives_each_rank_one_block_or_is_refused(
         assert plan.hosted_by(rank) == tuple(range(rank * block, (rank + 1) * block))
 
 
+@pytest.mark.parametrize(("virtual_ranks", "world_size"), SIZES)
+def test_auto_exchanges_once_a_step_exactly_where_the_sum_stays_the_same(
+    virtual_ranks: int, world_size: int
+) -> None:
+    plan = plan_hosting(virtual_ranks=virtual_ranks, world_size=world_size, exchange="auto")
+    lean = blocks_are_subtrees(virtual_ranks=virtual_ranks, world_size=world_size)
+    assert plan.exchange == ("step" if lean else "round")
+    assert all_hosted(plan, world_size) == list(range(virtual_ranks))
+
+
 def test_six_virtual_ranks_over_two_ranks_must_exchange_every_round() -> None:
     assert not blocks_are_subtrees(virtual_ranks=6, world_size=2)
 
 
 @pytest.mark.parametrize("world_size", [0, -1, 5])
 def test_number_of_ranks_that_can_not_host_is_refused(world_size: int) -> None:
-    with pytest.raises(ValueError, match=f"{world_size} ranks can't host 4 virtual ranks"):
+    with pytest.raises(UsageError, match=f"{world_size} workers .* use 1 to 4 workers"):
         plan_hosting(virtual_ranks=4, world_size=world_size, exchange="round")

@@ -12,6 +12,7 @@ import typer
 
 from kettle.cli.chaos import chaos
 from kettle.cli.compare import compare
+from kettle.cli.launch import launch, train
 from kettle.cli.render import say
 from kettle.cli.verify import verify
 from kettle.errors import KettleError
@@ -26,6 +27,8 @@ app = typer.Typer(
     epilog="Exit status: 0 complete or verdict true, 1 failed or verdict false, "
     "2 can't be used as given, 75 preempted.",
 )
+app.command()(launch)
+app.command()(train)
 app.command()(verify)
 app.command()(compare)
 app.command()(chaos)

@@ -34,9 +34,9 @@ class CanonicalNorm:
             return _root(rows)
         mine = torch.zeros(self._padded, dtype=torch.float64, device=rows.device)
         mine[: len(rows)] = rows
-        everyone = mine.new_empty(self._padded * self._ranks.world_size)
-        dist.all_gather_into_tensor(everyone, mine)
-        return _root(everyone[self._canonical])
+        everyone = [torch.empty_like(mine) for _ in range(self._ranks.world_size)]
+        dist.all_gather(everyone, mine)
+        return _root(torch.cat(everyone)[self._canonical])
 
     def _places(self) -> torch.Tensor:
         """Where in the gathered rows each row of the canonical order stands."""

@@ -1,7 +1,6 @@
 """The only place that builds the parts of an attempt."""
 
 from collections.abc import Callable
-from typing import Literal
 
 from kettle.checkpoint.filesystem import absolute
 from kettle.checkpoint.schedule import SaveSchedule
@@ -11,8 +10,7 @@ from kettle.data.loader import Dataset, MicroBatches
 from kettle.data.order import order_of
 from kettle.determinism import enforce
 from kettle.distributed import Ranks
-from kettle.errors import UsageError
-from kettle.hosting import Hosting, blocks_are_subtrees, plan_hosting
+from kettle.hosting import plan_hosting
 from kettle.identity import checkpoint_prefix, fingerprint, run_id
 from kettle.model.build import assert_tied, build_model
 from kettle.model.optim import build_optimizer, build_scheduler
@@ -48,7 +46,11 @@ def assemble(
     experiment = config.experiment
     enforce(threads=experiment.threads)
     identity = fingerprint(experiment, data_digest=dataset.digest)
-    hosting = choose_hosting(config, world_size=ranks.world_size)
+    hosting = plan_hosting(
+        virtual_ranks=experiment.virtual_ranks,
+        world_size=ranks.world_size,
+        exchange=config.runtime.exchange,
+    )
     order = order_of(experiment, samples=len(dataset.samples))
 
     model = build_model(experiment.model, seed=experiment.seed).to(ranks.device)
@@ -120,24 +122,3 @@ def assemble(
         grace_s=grace_s,
     )
 
-
-def choose_hosting(config: RunConfig, *, world_size: int) -> Hosting:
-    """Lay the virtual ranks out over the ranks. Raises UsageError."""
-    virtual_ranks = config.experiment.virtual_ranks
-    if not 1 <= world_size <= virtual_ranks:
-        raise UsageError(
-            f"{world_size} workers can't host experiment.virtual_ranks = {virtual_ranks}; "
-            f"use 1 to {virtual_ranks} workers"
-        )
-    exchange: Literal["round", "step"]
-    subtrees = blocks_are_subtrees(virtual_ranks=virtual_ranks, world_size=world_size)
-    if config.runtime.exchange == "step" and not subtrees:
-        raise UsageError(
-            f'runtime.exchange = "step" needs virtual_ranks / workers to be a power of two, '
-            f'but it is {virtual_ranks} / {world_size}; use "auto" or "round"'
-        )
-    if config.runtime.exchange == "auto":
-        exchange = "step" if subtrees else "round"
-    else:
-        exchange = config.runtime.exchange
-    return plan_hosting(virtual_ranks=virtual_ranks, world_size=world_size, exchange=exchange)

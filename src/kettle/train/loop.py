@@ -9,7 +9,6 @@ from typing import Literal
 import psutil
 
 from kettle.checkpoint.store import Saved
-from kettle.distributed import Ranks
 from kettle.exits import ExitCode
 from kettle.grace import GraceBudget
 from kettle.identity import library_versions
@@ -18,7 +17,6 @@ from kettle.records import (
     CheckpointCommitted,
     CheckpointSkipped,
     Preemption,
-    Record,
     RunCompleted,
     RunStarted,
     Step,
@@ -150,11 +148,6 @@ def leave(run: Run, decision: StopDecision, *, covered: Saved | None) -> Outcome
         )
     )
     return Outcome(ExitCode.PREEMPTED)
-
-
-def speaks_for_all(ranks: Ranks, record: Record) -> bool:
-    """Whether this rank's copy of a record is the one that is written."""
-    return ranks.is_first or record.event == "run_failed"
 
 
 def _who(run: Run) -> dict[str, str]:

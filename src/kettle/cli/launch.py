@@ -1,0 +1,94 @@
+"""`kettle launch` and `kettle train`: run one attempt of a run file."""
+
+# ruff: noqa: PLC0415 - torch takes seconds to import, and a stop signal may come before
+
+import logging
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kettle.config import DeploymentFacts, RunConfig, deployment_facts, load
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a field by its dotted path; may be repeated."
+    ),
+]
+
+
+def launch(
+    run_file: RunFile,
+    *,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Worker processes, 1 to experiment.virtual_ranks; the result does not depend "
+            "on it. Default: KETTLE_WORKERS, or 1.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run one attempt with one worker per device: a container's entry.
+
+    Resumes from the newest whole checkpoint. On SIGTERM all workers stop before the next
+    micro-batch, save, and exit 75; the next launch goes on where they stopped. Prints JSONL
+    records on stdout. Exits 0 only when the run has reached its last step.
+
+    Example: kettle launch examples/stdlib.toml --workers 2 --set checkpoint.root=/tmp/checkpoints
+    """
+    from kettle.launch import launch as launch_attempt
+
+    config, facts = _read(run_file, overrides)
+    raise typer.Exit(
+        launch_attempt(
+            config,
+            workers=workers or facts.workers or 1,
+            attempt_id=_attempt_id(facts),
+            grace_s=facts.grace_seconds or config.runtime.grace_seconds,
+        )
+    )
+
+
+def train(run_file: RunFile, *, overrides: Overrides = None) -> None:
+    """Run one attempt in this process alone: one rank, no launcher.
+
+    Resumes, stops and records like launch, and gives the same bits.
+
+    Example: kettle train examples/stdlib.toml --set experiment.total_steps=20
+    """
+    from kettle.data.identify import identify
+    from kettle.hosting import plan_hosting
+    from kettle.train.worker import Attempt, work
+
+    config, facts = _read(run_file, overrides)
+    plan_hosting(
+        virtual_ranks=config.experiment.virtual_ranks,
+        world_size=1,
+        exchange=config.runtime.exchange,
+    )
+    attempt = Attempt(
+        run_id=identify(config).run_id,
+        attempt_id=_attempt_id(facts),
+        grace_s=facts.grace_seconds or config.runtime.grace_seconds,
+        stop_file=None,
+    )
+    raise typer.Exit(work(config, attempt))
+
+
+def _read(run_file: Path, overrides: list[str] | None) -> tuple[RunConfig, DeploymentFacts]:
+    logging.basicConfig(format="kettle: %(message)s", level=logging.WARNING)
+    facts = deployment_facts()
+    if facts.s3_endpoint:
+        from kettle.checkpoint.filesystem import use_endpoint
+
+        use_endpoint(facts.s3_endpoint)
+    return load(run_file, overrides or []), facts
+
+
+def _attempt_id(facts: DeploymentFacts) -> str:
+    return facts.attempt_id or uuid.uuid4().hex[:12]

@@ -1,0 +1,31 @@
+"""Which run a configuration is on this machine: needs the data's digest, and no torch."""
+
+from dataclasses import dataclass
+
+from kettle.config import RunConfig
+from kettle.data.sources import digest, read_documents
+from kettle.identity import fingerprint, run_id
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a run is.
+
+    Attributes:
+        fingerprint: 64 hex digits.
+        run_id: `<name>-<12 hex>`.
+        data_digest: 64 hex digits.
+    """
+
+    fingerprint: str
+    run_id: str
+    data_digest: str
+
+
+def identify(config: RunConfig) -> Identity:
+    """Read the data and name the run. Raises DataError."""
+    data_digest = digest(read_documents(config.experiment.data))
+    mark = fingerprint(config.experiment, data_digest=data_digest)
+    return Identity(
+        fingerprint=mark, run_id=run_id(config.name, mark), data_digest=data_digest
+    )

@@ -1,0 +1,233 @@
+"""The container's entry: start the workers, pass the stop signal on, decide the exit code.
+
+Workers are started and watched by torch's elastic agent, without its signal handling, which shoots
+slow workers and forgets how they ended. Here a stop is only noted and passed on; the workers decide
+together when to leave.
+"""
+
+# ruff: noqa: PLC0415 - torch takes a second to import, and a stop may come before
+
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from kettle import signals
+from kettle.config import RunConfig
+from kettle.data.identify import identify
+from kettle.errors import UsageError
+from kettle.exits import ExitCode
+from kettle.grace import GraceBudget
+from kettle.hosting import plan_hosting
+from kettle.records import RunFailed, emit, left_before_start
+
+log = logging.getLogger("kettle")
+
+_AGENT_SHUTDOWN_S = 30
+"""How long torch's agent waits for the other workers once one has exited; not adjustable."""
+
+
+def launch(config: RunConfig, *, workers: int, attempt_id: str, grace_s: float) -> ExitCode:
+    """Run one attempt with this many workers and return what the container should exit with.
+
+    0 only if every worker reached `total_steps`, 75 only if every worker left for an eviction, 2
+    only if every worker refused its configuration; any disagreement is 1.
+
+    Raises:
+        UsageError: so many workers can't host the experiment, or this torch can't give the grace.
+        DataError: the data can't be read.
+    """
+    plan_hosting(
+        virtual_ranks=config.experiment.virtual_ranks,
+        world_size=workers,
+        exchange=config.runtime.exchange,
+    )
+    with tempfile.TemporaryDirectory(prefix="kettle-") as folder:
+        stop_file = str(Path(folder) / "stop")
+        with _passing_stops_on(stop_file):
+            run_id = identify(config).run_id
+            check_agent(grace_s)
+            stopped = signals.stop_noted_at()
+            if stopped is not None:
+                emit(
+                    left_before_start(
+                        run_id=run_id,
+                        attempt_id=attempt_id,
+                        grace_s=grace_s,
+                        grace_left_s=GraceBudget(total_s=grace_s, started_s=stopped).left_s(),
+                    )
+                )
+                return ExitCode.PREEMPTED
+            codes = _run_workers(
+                config,
+                Path(folder),
+                workers=workers,
+                told=["--stop-file", stop_file, "--run-id", run_id, "--attempt-id", attempt_id],
+                grace_s=grace_s,
+            )
+    exit_code = decide(codes)
+    if exit_code == ExitCode.FAILED:
+        message = "; ".join(f"rank {rank} {describe(code)}" for rank, code in codes.items())
+        log.error("%s", message)
+        emit(
+            RunFailed(
+                run_id=run_id,
+                attempt_id=attempt_id,
+                rank=None,
+                error="WorkersFailed",
+                message=message,
+                exit_code=exit_code,
+            )
+        )
+    return exit_code
+
+
+def check_agent(grace_s: float) -> None:
+    """Refuse a torch whose agent can't give the workers the whole grace period.
+
+    Raises:
+        UsageError: naming the version, the limit and the ways out.
+    """
+    import torch
+    from torch.distributed.launcher.api import LaunchConfig
+
+    fields = {field.name for field in dataclasses.fields(LaunchConfig)}
+    if grace_s > _AGENT_SHUTDOWN_S and "shutdown_timeout" not in fields:
+        raise UsageError(
+            f"torch {torch.__version__} stops workers after {_AGENT_SHUTDOWN_S} s whatever the "
+            f"grace period, and grace is {grace_s:g} s; use torch 2.12 or newer, or set "
+            f"runtime.grace_seconds (or KETTLE_GRACE) to {_AGENT_SHUTDOWN_S} or less"
+        )
+
+
+def decide(codes: Mapping[int, int]) -> ExitCode:
+    """The exit code of an attempt from those of its workers (negative: killed by that signal)."""
+    distinct = set(codes.values())
+    agreed = {ExitCode.OK, ExitCode.PREEMPTED, ExitCode.USAGE}
+    if len(distinct) == 1 and distinct <= agreed:
+        return ExitCode(distinct.pop())
+    return ExitCode.FAILED
+
+
+def describe(code: int) -> str:
+    """An exit status in words."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    names = {int(known): known.name.lower() for known in ExitCode}
+    return f"exited with {code} ({names.get(code, 'unknown')})"
+
+
+def _run_workers(
+    config: RunConfig, folder: Path, *, workers: int, told: list[str], grace_s: float
+) -> dict[int, int]:
+    """Start the workers, wait for them, and return each rank's exit status."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    exits = folder / "exits"
+    exits.mkdir()
+    resolved = folder / "run.json"
+    resolved.write_text(config.model_dump_json(), encoding="utf-8")
+    # kettle says itself how workers ended; the agent would call an orderly 75 a failure.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL + 1)
+    settings: dict[str, object] = {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "nproc_per_node": workers,
+        "run_id": "kettle",
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "local_addr": "localhost",
+        "max_restarts": 0,
+        "monitor_interval": 0.1,
+        "signals_to_handle": "",
+    }
+    if "shutdown_timeout" in {field.name for field in dataclasses.fields(LaunchConfig)}:
+        settings["shutdown_timeout"] = int(grace_s) + 1
+    command = ["-m", "kettle.train.worker", "--config", str(resolved), "--exits", str(exits)]
+    command += ["--grace", str(grace_s), *told]
+
+    failures: Mapping[int, int] = {}
+    try:
+        elastic_launch(LaunchConfig(**settings), sys.executable)(*command)  # type: ignore[arg-type]
+    except ChildFailedError as error:
+        failures = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    finally:
+        _end_descendants()
+    return {rank: _exit_of(rank, failures, exits) for rank in range(workers)}
+
+
+def _exit_of(rank: int, failures: Mapping[int, int], exits: Path) -> int:
+    """A worker's own word, or else what the agent saw, or else what its silence means."""
+    word = exits / str(rank)
+    if word.exists():
+        return int(word.read_text(encoding="ascii"))
+    # The agent lists only those that had failed when it looked; the rest it stopped itself.
+    return failures.get(rank, ExitCode.FAILED)
+
+
+@contextmanager
+def _passing_stops_on(stop_file: str) -> Iterator[None]:
+    """Tell all workers of a stop: those that run by signal, those still starting by a file.
+
+    Workers start with the stop signals blocked, inherited from here, and unblock them when their
+    handlers are in place. So no worker can be killed by the signal, however early it comes. The
+    thread waits for signals that every thread blocks; one that a library's thread takes is noted
+    by the handler all the same.
+    """
+    over = threading.Event()
+
+    def pass_on() -> None:
+        told = False
+        while not over.is_set():
+            if signal.sigtimedwait(signals.STOP_SIGNALS, 0.1) is not None:
+                signals.note_stop(at_monotonic_s=time.monotonic())
+            stopped = signals.stop_noted_at()
+            if stopped is not None and not told:
+                told = True
+                signals.write_stop_file(stop_file, at_monotonic_s=stopped)
+                for worker in psutil.Process().children():
+                    with _gone_is_fine():
+                        worker.send_signal(signal.SIGTERM)
+
+    with signals.stop_signals_blocked():
+        thread = threading.Thread(target=pass_on, name="pass-stops-on", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+@contextmanager
+def _gone_is_fine() -> Iterator[None]:
+    try:
+        yield
+    except psutil.NoSuchProcess:
+        pass
+
+
+def _end_descendants() -> None:
+    """Leave no process behind, and no zombie where this process is PID 1."""
+    left = psutil.Process().children(recursive=True)
+    for process in left:
+        with _gone_is_fine():
+            process.kill()
+    psutil.wait_procs(left, timeout=5)
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return

@@ -1,0 +1,165 @@
+"""One rank of an attempt, and the process that the launcher starts for it."""
+
+# ruff: noqa: E402, PLC0415 - the signal handlers come before every heavy import
+
+from kettle import signals
+
+if __name__ == "__main__":
+    signals.install()
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kettle.checkpoint.filesystem import use_endpoint
+from kettle.config import RunConfig, deployment_facts
+from kettle.errors import KettleError
+from kettle.exits import ExitCode
+from kettle.grace import GraceBudget
+from kettle.records import Record, RunFailed, emit, left_before_start
+
+if TYPE_CHECKING:
+    from kettle.distributed import Ranks
+
+log = logging.getLogger("kettle")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What the launcher tells each worker.
+
+    Attributes:
+        grace_s: seconds between SIGTERM and SIGKILL.
+        stop_file: where the launcher writes when it was told to stop; None without a launcher.
+    """
+
+    run_id: str
+    attempt_id: str
+    grace_s: float
+    stop_file: str | None
+
+
+def work(config: RunConfig, attempt: Attempt) -> ExitCode:
+    """Train on this rank until the end, an eviction or an error; collective over all ranks.
+
+    RANK, WORLD_SIZE and the other variables of torch's launcher say which rank this is; without
+    them it is the only one. An error becomes a `run_failed` record, words on stderr and its exit
+    code.
+    """
+    try:
+        return _train(config, attempt)
+    except KettleError as error:
+        log.error("%s", error)  # noqa: TRY400 - an expected error needs no traceback
+        return _failed(error, attempt, exit_code=error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the last line of defence
+        traceback.print_exc()
+        return _failed(error, attempt, exit_code=ExitCode.FAILED)
+
+
+def _train(config: RunConfig, attempt: Attempt) -> ExitCode:
+    from kettle.data.loader import open_dataset
+    from kettle.distributed import process_group
+    from kettle.train.assemble import assemble
+    from kettle.train.loop import train
+    from kettle.train.stop import signal_source
+
+    runtime = config.runtime
+    with process_group(runtime.device, timeout_s=runtime.timeout_seconds) as ranks:
+        emit_as_one = emit if ranks.is_first else _say_nothing
+        stop = signal_source(attempt.stop_file)
+        if (left := _leave_early(attempt, stop(step=0, micro_batch=0), ranks=ranks)) is not None:
+            emit_as_one(left)
+            return ExitCode.PREEMPTED
+        run = assemble(
+            config,
+            open_dataset(config.experiment.data),
+            ranks=ranks,
+            attempt_id=attempt.attempt_id,
+            stop=stop,
+            emit=emit_as_one,
+            grace_s=attempt.grace_s,
+        )
+        outcome = train(run)
+        run.batches.close()
+    return outcome.exit_code
+
+
+def _leave_early(
+    attempt: Attempt, requested: float | None, *, ranks: "Ranks"
+) -> Record | None:
+    """The record to leave with if any rank was told to stop while starting; collective.
+
+    Nobody leaves alone before this: the others would wait for it in the process group.
+    """
+    from kettle.distributed import earliest
+
+    agreed = earliest(requested, ranks=ranks)
+    if agreed is None:
+        return None
+    budget = GraceBudget(total_s=attempt.grace_s, started_s=agreed)
+    return left_before_start(
+        run_id=attempt.run_id,
+        attempt_id=attempt.attempt_id,
+        grace_s=attempt.grace_s,
+        grace_left_s=budget.left_s(),
+    )
+
+
+def _failed(error: Exception, attempt: Attempt, *, exit_code: ExitCode) -> ExitCode:
+    emit(
+        RunFailed(
+            run_id=attempt.run_id,
+            attempt_id=attempt.attempt_id,
+            rank=int(os.environ.get("RANK", "0")),
+            error=type(error).__name__,
+            message=str(error),
+            exit_code=exit_code,
+        )
+    )
+    return exit_code
+
+
+def _say_nothing(record: Record) -> None:
+    """Every rank makes the same records; rank 0's are enough."""
+
+
+def main() -> int:
+    """Read what the launcher passes, work, and leave word of the exit code."""
+    parser = argparse.ArgumentParser(description="One rank of a kettle attempt.")
+    parser.add_argument("--config", type=Path, required=True, help="a RunConfig as JSON")
+    parser.add_argument("--exits", type=Path, required=True, help="folder for exit codes by rank")
+    parser.add_argument("--stop-file", required=True)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--attempt-id", required=True)
+    parser.add_argument("--grace", type=float, required=True, metavar="SECONDS")
+    said = parser.parse_args()
+
+    rank = os.environ["RANK"]
+    logging.basicConfig(format=f"kettle: rank {rank}: %(message)s", level=logging.WARNING)
+    if (stopped := signals.read_stop_file(said.stop_file)) is not None:
+        # The launcher was told to stop before this process could be signalled.
+        signals.note_stop(at_monotonic_s=stopped)
+    facts = deployment_facts()
+    if facts.s3_endpoint:
+        use_endpoint(facts.s3_endpoint)
+    config = RunConfig.model_validate_json(said.config.read_text(encoding="utf-8"))
+    exit_code = work(
+        config,
+        Attempt(
+            run_id=said.run_id,
+            attempt_id=said.attempt_id,
+            grace_s=said.grace,
+            stop_file=said.stop_file,
+        ),
+    )
+    (said.exits / rank).write_text(str(int(exit_code)), encoding="ascii")
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
