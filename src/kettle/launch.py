@@ -3,10 +3,15 @@
 Workers are started and watched by torch's elastic agent, without its signal handling, which shoots
 slow workers and forgets how they ended. Here a stop is only noted and passed on; the workers decide
 together when to leave.
+
+Until the workers begin, nothing of the attempt exists, and importing takes them seconds in which
+they can't look at a signal. So a stop that comes first ends them right here. Who is first is
+decided by a file that launcher and rank 0 both try to create.
 """
 
 # ruff: noqa: PLC0415 - torch takes a second to import, and a stop may come before
 
+import ctypes
 import dataclasses
 import logging
 import os
@@ -15,8 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -31,6 +36,8 @@ from kettle.hosting import plan_hosting
 from kettle.records import RunFailed, emit, left_before_start
 
 log = logging.getLogger("kettle")
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 _AGENT_SHUTDOWN_S = 30
 """How long torch's agent waits for the other workers once one has exited; not adjustable."""
@@ -51,30 +58,35 @@ def launch(config: RunConfig, *, workers: int, attempt_id: str, grace_s: float) 
         world_size=workers,
         exchange=config.runtime.exchange,
     )
+    _adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="kettle-") as folder:
-        stop_file = str(Path(folder) / "stop")
-        with _passing_stops_on(stop_file):
+        stop_file, begun_file = str(Path(folder) / "stop"), str(Path(folder) / "begun")
+        with _passing_stops_on(stop_file, begun_file=begun_file) as ended_here:
             run_id = identify(config).run_id
-            check_agent(grace_s)
-            stopped = signals.stop_noted_at()
-            if stopped is not None:
-                emit(
-                    left_before_start(
-                        run_id=run_id,
-                        attempt_id=attempt_id,
-                        grace_s=grace_s,
-                        grace_left_s=GraceBudget(total_s=grace_s, started_s=stopped).left_s(),
-                    )
+            if signals.stop_noted_at() is None:
+                check_agent(grace_s)
+                told = ["--stop-file", stop_file, "--begun-file", begun_file]
+                told += ["--run-id", run_id, "--attempt-id", attempt_id, "--grace", str(grace_s)]
+                codes = _run_workers(
+                    config, Path(folder), workers=workers, told=told, grace_s=grace_s
                 )
-                return ExitCode.PREEMPTED
-            codes = _run_workers(
-                config,
-                Path(folder),
-                workers=workers,
-                told=["--stop-file", stop_file, "--run-id", run_id, "--attempt-id", attempt_id],
-                grace_s=grace_s,
-            )
+            else:
+                codes = dict.fromkeys(range(workers), int(ExitCode.PREEMPTED))
+                ended_here.set()
+    if ended_here.is_set():
+        codes = {r: ExitCode.PREEMPTED if c == -signal.SIGKILL else c for r, c in codes.items()}
     exit_code = decide(codes)
+    if exit_code == ExitCode.PREEMPTED and ended_here.is_set():
+        stopped = signals.stop_noted_at()
+        assert stopped is not None
+        emit(
+            left_before_start(
+                run_id=run_id,
+                attempt_id=attempt_id,
+                grace_s=grace_s,
+                grace_left_s=GraceBudget(total_s=grace_s, started_s=stopped).left_s(),
+            )
+        )
     if exit_code == ExitCode.FAILED:
         message = "; ".join(f"rank {rank} {describe(code)}" for rank, code in codes.items())
         log.error("%s", message)
@@ -95,18 +107,31 @@ def check_agent(grace_s: float) -> None:
     """Refuse a torch whose agent can't give the workers the whole grace period.
 
     Raises:
-        UsageError: naming the version, the limit and the ways out.
+        UsageError: see `check_grace`.
     """
     import torch
-    from torch.distributed.launcher.api import LaunchConfig
 
-    fields = {field.name for field in dataclasses.fields(LaunchConfig)}
-    if grace_s > _AGENT_SHUTDOWN_S and "shutdown_timeout" not in fields:
+    check_grace(grace_s, agent_settings=_agent_settings(), torch_version=torch.__version__)
+
+
+def check_grace(grace_s: float, *, agent_settings: Collection[str], torch_version: str) -> None:
+    """Refuse a grace period that an agent with these settings would cut short.
+
+    Raises:
+        UsageError: naming the version, the limit and the ways out.
+    """
+    if grace_s > _AGENT_SHUTDOWN_S and "shutdown_timeout" not in agent_settings:
         raise UsageError(
-            f"torch {torch.__version__} stops workers after {_AGENT_SHUTDOWN_S} s whatever the "
+            f"torch {torch_version} stops workers after {_AGENT_SHUTDOWN_S} s whatever the "
             f"grace period, and grace is {grace_s:g} s; use torch 2.12 or newer, or set "
             f"runtime.grace_seconds (or KETTLE_GRACE) to {_AGENT_SHUTDOWN_S} or less"
         )
+
+
+def _agent_settings() -> set[str]:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    return {field.name for field in dataclasses.fields(LaunchConfig)}
 
 
 def decide(codes: Mapping[int, int]) -> ExitCode:
@@ -151,10 +176,9 @@ def _run_workers(
         "monitor_interval": 0.1,
         "signals_to_handle": "",
     }
-    if "shutdown_timeout" in {field.name for field in dataclasses.fields(LaunchConfig)}:
+    if "shutdown_timeout" in _agent_settings():
         settings["shutdown_timeout"] = int(grace_s) + 1
-    command = ["-m", "kettle.train.worker", "--config", str(resolved), "--exits", str(exits)]
-    command += ["--grace", str(grace_s), *told]
+    command = ["-m", "kettle.train.worker", "--config", str(resolved), "--exits", str(exits), *told]
 
     failures: Mapping[int, int] = {}
     try:
@@ -167,24 +191,24 @@ def _run_workers(
 
 
 def _exit_of(rank: int, failures: Mapping[int, int], exits: Path) -> int:
-    """A worker's own word, or else what the agent saw, or else what its silence means."""
+    """A worker's own word, or else what the agent saw."""
     word = exits / str(rank)
     if word.exists():
         return int(word.read_text(encoding="ascii"))
-    # The agent lists only those that had failed when it looked; the rest it stopped itself.
-    return failures.get(rank, ExitCode.FAILED)
+    # The agent lists only those that had failed when it looked; the rest was killed afterwards.
+    return failures.get(rank, -signal.SIGKILL)
 
 
 @contextmanager
-def _passing_stops_on(stop_file: str) -> Iterator[None]:
-    """Tell all workers of a stop: those that run by signal, those still starting by a file.
+def _passing_stops_on(stop_file: str, *, begun_file: str) -> Iterator[threading.Event]:
+    """Tell the workers of a stop, or end them if they have not begun; the event says which.
 
     Workers start with the stop signals blocked, inherited from here, and unblock them when their
     handlers are in place. So no worker can be killed by the signal, however early it comes. The
     thread waits for signals that every thread blocks; one that a library's thread takes is noted
     by the handler all the same.
     """
-    over = threading.Event()
+    over, ended_here = threading.Event(), threading.Event()
 
     def pass_on() -> None:
         told = False
@@ -194,34 +218,45 @@ def _passing_stops_on(stop_file: str) -> Iterator[None]:
             stopped = signals.stop_noted_at()
             if stopped is not None and not told:
                 told = True
+                # In this order: who finds the attempt ended must find out why.
                 signals.write_stop_file(stop_file, at_monotonic_s=stopped)
-                for worker in psutil.Process().children():
-                    with _gone_is_fine():
-                        worker.send_signal(signal.SIGTERM)
+                if signals.claim(begun_file):
+                    ended_here.set()
+                else:
+                    _signal_children(signal.SIGTERM)
+            if ended_here.is_set():
+                # Each time round: the agent may still be starting some.
+                _signal_children(signal.SIGKILL)
 
     with signals.stop_signals_blocked():
         thread = threading.Thread(target=pass_on, name="pass-stops-on", daemon=True)
         thread.start()
         try:
-            yield
+            yield ended_here
         finally:
             over.set()
             thread.join()
 
 
-@contextmanager
-def _gone_is_fine() -> Iterator[None]:
-    try:
-        yield
-    except psutil.NoSuchProcess:
-        pass
+def _signal_children(number: signal.Signals) -> None:
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            child.send_signal(number)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of what a killed worker leaves behind, as PID 1 would.
+
+    Loader processes block the stop signals, and without their worker nothing leads to them.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end_descendants() -> None:
     """Leave no process behind, and no zombie where this process is PID 1."""
     left = psutil.Process().children(recursive=True)
     for process in left:
-        with _gone_is_fine():
+        with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, timeout=5)
     while True:

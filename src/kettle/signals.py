@@ -67,5 +67,14 @@ def read_stop_file(path: str) -> float | None:
         return None
 
 
+def claim(path: str) -> bool:
+    """Create `path`, if nobody has: of all processes that try, exactly one is told True."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
 def _note(_number: int, _frame: FrameType | None) -> None:
     note_stop(at_monotonic_s=time.monotonic())

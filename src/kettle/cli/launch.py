@@ -76,6 +76,7 @@ def train(run_file: RunFile, *, overrides: Overrides = None) -> None:
         attempt_id=_attempt_id(facts),
         grace_s=facts.grace_seconds or config.runtime.grace_seconds,
         stop_file=None,
+        begun_file=None,
     )
     raise typer.Exit(work(config, attempt))
 

@@ -1,6 +1,6 @@
 """One rank of an attempt, and the process that the launcher starts for it."""
 
-# ruff: noqa: E402, PLC0415 - the signal handlers come before every heavy import
+# ruff: noqa: PLC0415 - the signal handlers come before every heavy import
 
 from kettle import signals
 
@@ -14,7 +14,6 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kettle.checkpoint.filesystem import use_endpoint
 from kettle.config import RunConfig, deployment_facts
@@ -22,9 +21,6 @@ from kettle.errors import KettleError
 from kettle.exits import ExitCode
 from kettle.grace import GraceBudget
 from kettle.records import Record, RunFailed, emit, left_before_start
-
-if TYPE_CHECKING:
-    from kettle.distributed import Ranks
 
 log = logging.getLogger("kettle")
 
@@ -36,12 +32,14 @@ class Attempt:
     Attributes:
         grace_s: seconds between SIGTERM and SIGKILL.
         stop_file: where the launcher writes when it was told to stop; None without a launcher.
+        begun_file: who creates it first, launcher or rank 0, answers a stop from then on.
     """
 
     run_id: str
     attempt_id: str
     grace_s: float
     stop_file: str | None
+    begun_file: str | None
 
 
 def work(config: RunConfig, attempt: Attempt) -> ExitCode:
@@ -63,45 +61,48 @@ def work(config: RunConfig, attempt: Attempt) -> ExitCode:
 
 def _train(config: RunConfig, attempt: Attempt) -> ExitCode:
     from kettle.data.loader import open_dataset
-    from kettle.distributed import process_group
+    from kettle.distributed import earliest, process_group
     from kettle.train.assemble import assemble
     from kettle.train.loop import train
     from kettle.train.stop import signal_source
 
     runtime = config.runtime
     with process_group(runtime.device, timeout_s=runtime.timeout_seconds) as ranks:
-        emit_as_one = emit if ranks.is_first else _say_nothing
         stop = signal_source(attempt.stop_file)
-        if (left := _leave_early(attempt, stop(step=0, micro_batch=0), ranks=ranks)) is not None:
-            emit_as_one(left)
-            return ExitCode.PREEMPTED
         run = assemble(
             config,
             open_dataset(config.experiment.data),
             ranks=ranks,
             attempt_id=attempt.attempt_id,
             stop=stop,
-            emit=emit_as_one,
+            emit=emit if ranks.is_first else _say_nothing,
             grace_s=attempt.grace_s,
         )
+        # Nothing was written so far. Nobody leaves alone: the others would wait for it.
+        is_speaker = ranks.is_first and _begin(attempt)
+        stopped = earliest(stop(step=0, micro_batch=0), ranks=ranks)
+        if stopped is not None:
+            if is_speaker:
+                emit(_left_before_start(attempt, stopped=stopped))
+            return ExitCode.PREEMPTED
         outcome = train(run)
         run.batches.close()
     return outcome.exit_code
 
 
-def _leave_early(
-    attempt: Attempt, requested: float | None, *, ranks: "Ranks"
-) -> Record | None:
-    """The record to leave with if any rank was told to stop while starting; collective.
+def _begin(attempt: Attempt) -> bool:
+    """Whether the attempt is now the workers' own; if not, the launcher is ending them."""
+    if attempt.begun_file is None or signals.claim(attempt.begun_file):
+        return True
+    assert attempt.stop_file is not None
+    told = signals.read_stop_file(attempt.stop_file)
+    assert told is not None
+    signals.note_stop(at_monotonic_s=told)
+    return False
 
-    Nobody leaves alone before this: the others would wait for it in the process group.
-    """
-    from kettle.distributed import earliest
 
-    agreed = earliest(requested, ranks=ranks)
-    if agreed is None:
-        return None
-    budget = GraceBudget(total_s=attempt.grace_s, started_s=agreed)
+def _left_before_start(attempt: Attempt, *, stopped: float) -> Record:
+    budget = GraceBudget(total_s=attempt.grace_s, started_s=stopped)
     return left_before_start(
         run_id=attempt.run_id,
         attempt_id=attempt.attempt_id,
@@ -134,6 +135,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="a RunConfig as JSON")
     parser.add_argument("--exits", type=Path, required=True, help="folder for exit codes by rank")
     parser.add_argument("--stop-file", required=True)
+    parser.add_argument("--begun-file", required=True)
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--attempt-id", required=True)
     parser.add_argument("--grace", type=float, required=True, metavar="SECONDS")
@@ -141,9 +143,6 @@ def main() -> int:
 
     rank = os.environ["RANK"]
     logging.basicConfig(format=f"kettle: rank {rank}: %(message)s", level=logging.WARNING)
-    if (stopped := signals.read_stop_file(said.stop_file)) is not None:
-        # The launcher was told to stop before this process could be signalled.
-        signals.note_stop(at_monotonic_s=stopped)
     facts = deployment_facts()
     if facts.s3_endpoint:
         use_endpoint(facts.s3_endpoint)
@@ -155,6 +154,7 @@ def main() -> int:
             attempt_id=said.attempt_id,
             grace_s=said.grace,
             stop_file=said.stop_file,
+            begun_file=said.begun_file,
         ),
     )
     (said.exits / rank).write_text(str(int(exit_code)), encoding="ascii")
