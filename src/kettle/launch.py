@@ -155,6 +155,7 @@ def _run_workers(
     config: RunConfig, folder: Path, *, workers: int, told: list[str], grace_s: float
 ) -> dict[int, int]:
     """Start the workers, wait for them, and return each rank's exit status."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -175,6 +176,8 @@ def _run_workers(
         "max_restarts": 0,
         "monitor_interval": 0.1,
         "signals_to_handle": "",
+        # By default it leaves an empty folder behind in every attempt.
+        "logs_specs": DefaultLogsSpecs(log_dir=str(folder / "logs")),
     }
     if "shutdown_timeout" in _agent_settings():
         settings["shutdown_timeout"] = int(grace_s) + 1
@@ -225,7 +228,9 @@ def _passing_stops_on(stop_file: str, *, begun_file: str) -> Iterator[threading.
                 else:
                     _signal_children(signal.SIGTERM)
             if ended_here.is_set():
-                # Each time round: the agent may still be starting some.
+                # Each time round: the agent may still be starting some. Stopped first, so that
+                # none sees another die and calls it a failure.
+                _signal_children(signal.SIGSTOP)
                 _signal_children(signal.SIGKILL)
 
     with signals.stop_signals_blocked():
