@@ -21,4 +21,4 @@ class ExitCode(IntEnum):
     """The command line, the run file or the data can't be used as given; nothing was started."""
 
     PREEMPTED = os.EX_TEMPFAIL
-    """75. The run was evicted at a step boundary that a checkpoint covers: start it again."""
+    """75. The run was evicted, and every step that it took is in a checkpoint: start it again."""

@@ -12,6 +12,7 @@ import typer
 
 from kettle.cli.chaos import chaos
 from kettle.cli.compare import compare
+from kettle.cli.config import config
 from kettle.cli.launch import launch, train
 from kettle.cli.render import say
 from kettle.cli.verify import verify
@@ -32,6 +33,7 @@ app.command()(train)
 app.command()(verify)
 app.command()(compare)
 app.command()(chaos)
+app.add_typer(config)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
