@@ -9,6 +9,9 @@ class ExitCode(IntEnum):
 
     A Job's `podFailurePolicy` and the chaos driver read these, so they are a contract: a number
     never changes its meaning.
+
+    A launcher ends with the status of its workers where all of them agree on 0, 2 or 75. Where they
+    don't, or where one was killed, it ends with 1: an eviction in which a rank crashed is a crash.
     """
 
     OK = 0
