@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.attempts import Change, StopAt, Told, as_it_is, attempt, compared, never
-from support.experiments import draw_from_all, noise, tiny
-from support.ranks import on_ranks
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim.lr_scheduler import LambdaLR
 
 from kettle.config import RunConfig
@@ -17,6 +17,9 @@ from kettle.distributed import Ranks
 from kettle.records import RunCompleted
 from kettle.state.rng import VirtualRankStreams, capture, seeded
 from kettle.train.run import Run
+from support.attempts import Change, StopAt, Told, as_it_is, attempt, compared, never
+from support.experiments import draw_from_all, noise, tiny
+from support.ranks import on_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 
@@ -72,7 +75,9 @@ def numbers(told: Told) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("case", CASES)
-def test_weights_do_not_depend_on_the_number_of_ranks(results, case, world_size):
+def test_weights_do_not_depend_on_the_number_of_ranks(
+    results: dict[int, dict[str, Told]], case: str, world_size: int
+) -> None:
     one, several = results[1][case], results[world_size][case]
     assert numbers(several) == numbers(one)
     assert several.of(RunCompleted)[0].weights_digest == one.of(RunCompleted)[0].weights_digest
@@ -80,7 +85,7 @@ def test_weights_do_not_depend_on_the_number_of_ranks(results, case, world_size)
     assert compared(one, several).identical
 
 
-def test_both_exchange_schedules_give_the_same_bits(results):
+def test_both_exchange_schedules_give_the_same_bits(results: dict[int, dict[str, Told]]) -> None:
     for told in results.values():
         each_step = told["fp32-accumulation-3"]
         each_round = told["fp32-accumulation-3-exchange-every-round"]
@@ -117,7 +122,7 @@ def fused_adamw(run: Run) -> Run:
     fused = torch.optim.AdamW(groups, lr=optim.lr, eps=optim.eps, fused=True)
     scheduler = LambdaLR(fused, run.scheduler.lr_lambdas[0])
     parts = {k: p for k, p in run.parts.items() if k not in {"optimizer", "scheduler"}}
-    return dataclasses.replace(run, optimizer=fused, scheduler=scheduler, parts=parts)
+    return dataclasses.replace(run, optimizer=fused, scheduler=scheduler, parts=parts)  # type: ignore[arg-type]
 
 
 CONTROLS: dict[str, tuple[Change, dict[str, Any]]] = {
@@ -143,24 +148,30 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, To
 
 
 @pytest.mark.parametrize("control", CONTROLS)
-def test_control_without_a_canonical_piece_depends_on_the_number_of_ranks(controls, control):
+def test_control_without_a_canonical_piece_depends_on_the_number_of_ranks(
+    controls: dict[int, dict[str, Told]], control: str
+) -> None:
     one, three = controls[1][control], controls[3][control]
     assert one.of(RunCompleted)[0].weights_digest != three.of(RunCompleted)[0].weights_digest
 
 
-def test_control_stock_clip_differs_in_the_norm_of_the_first_step(controls):
+def test_control_stock_clip_differs_in_the_norm_of_the_first_step(
+    controls: dict[int, dict[str, Told]],
+) -> None:
     one, three = (controls[w]["stock clip"].steps[0] for w in (1, 3))
     assert one.loss == three.loss
     assert one.grad_norm != three.grad_norm
 
 
-def test_control_streams_keyed_by_rank_differ_in_the_loss_of_the_first_step(controls):
+def test_control_streams_keyed_by_rank_differ_in_the_loss_of_the_first_step(
+    controls: dict[int, dict[str, Told]],
+) -> None:
     one, three = (controls[w]["streams keyed by rank"].steps[0] for w in (1, 3))
     assert one.sample_digest == three.sample_digest
     assert one.loss != three.loss
 
 
-def test_control_another_number_of_threads_changes_the_bits(tmp_path):
+def test_control_another_number_of_threads_changes_the_bits(tmp_path: Path) -> None:
     # Which is why experiment.threads is part of the fingerprint. Only tensors beyond a certain size
     # are split between threads: 91 samples of 11 tokens and width 87 are, and SiLU shows it.
     def digest(threads: int) -> str:
@@ -182,7 +193,7 @@ def attempt_on(ranks: Ranks, config: RunConfig, stop_step: int, change: Change =
     return attempt(config, noise(100), ranks=ranks, name=name, stop=stop, change=change)
 
 
-def test_run_that_shrinks_and_grows_ends_bit_identical(tmp_path):
+def test_run_that_shrinks_and_grows_ends_bit_identical(tmp_path: Path) -> None:
     case = {"accumulation": 2}
     fixed = config_of(tmp_path / "fixed", case, experiment__total_steps=11)
     reference = on_ranks(4, attempt_on, fixed, 0)[0]
@@ -196,7 +207,7 @@ def test_run_that_shrinks_and_grows_ends_bit_identical(tmp_path):
     assert compared(reference, attempts[-1]).identical
 
 
-def test_two_ranks_over_gloo_are_bit_identical_across_an_interruption(tmp_path):
+def test_two_ranks_over_gloo_are_bit_identical_across_an_interruption(tmp_path: Path) -> None:
     reference = on_ranks(2, attempt_on, config_of(tmp_path / "reference", {}), 0)[0]
     trial = config_of(tmp_path / "trial", {})
     on_ranks(2, attempt_on, trial, 3)
@@ -210,14 +221,14 @@ def only_rank_one_is_asked(ranks: Ranks, config: RunConfig) -> Told:
     return attempt(config, noise(), ranks=ranks, stop=stop)
 
 
-def test_one_rank_signalled_stops_all_ranks_at_the_same_step(tmp_path):
+def test_one_rank_signalled_stops_all_ranks_at_the_same_step(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"accumulation": 2})
     told = on_ranks(3, only_rank_one_is_asked, config)
     assert [t.exit_code for t in told] == [75, 75, 75]
     assert [t.steps[-1].step for t in told] == [2, 2, 2]
 
 
-def test_per_virtual_rank_state_is_never_deduplicated(tmp_path):
+def test_per_virtual_rank_state_is_never_deduplicated(tmp_path: Path) -> None:
     config = config_of(tmp_path, {})
     told = on_ranks(2, attempt_on, config, 0)[0]
     held = [f"rng.vrank{v}.torch_cpu" for v in range(4)]
@@ -226,11 +237,9 @@ def test_per_virtual_rank_state_is_never_deduplicated(tmp_path):
 
 
 def checkpoint_tensor(uri: str, key: str) -> torch.Tensor:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import FileSystemReader
-
-    size = FileSystemReader(uri).read_metadata().state_dict_metadata[key].size
-    state = {key: torch.empty(size, dtype=torch.uint8)}
+    entry = FileSystemReader(uri).read_metadata().state_dict_metadata[key]
+    assert isinstance(entry, TensorStorageMetadata)
+    state = {key: torch.empty(entry.size, dtype=torch.uint8)}
     with pytest.warns(UserWarning, match="torch.distributed is disabled"):
         dcp.load(state, checkpoint_id=uri, no_dist=True)
     return state[key]
@@ -280,15 +289,15 @@ def six_on_one(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return on_ranks(1, attempt_on, config, 0)[0]  # type: ignore[no-any-return]
 
 
-def test_idle_rank_that_computes_nan_leaves_no_trace(tmp_path, six_on_one):
+def test_idle_rank_that_computes_nan_leaves_no_trace(tmp_path: Path, six_on_one: Told) -> None:
     told = on_ranks(4, attempt_on, config_of(tmp_path, SIX), 0, idle_gives_nan)[0]
     assert numbers(told) == numbers(six_on_one)
 
 
-def test_control_idle_rank_that_draws_from_a_virtual_rank_is_noticed(tmp_path, six_on_one):
+def test_control_idle_rank_that_draws_from_a_virtual_rank_is_noticed(
+    tmp_path: Path, six_on_one: Told
+) -> None:
     change = idle_draws_from_a_virtual_rank
     told = on_ranks(4, attempt_on, config_of(tmp_path, SIX), 0, change)[0]
     assert numbers(told)[0] == numbers(six_on_one)[0]  # what it moved is used one step later
     assert numbers(told)[1] != numbers(six_on_one)[1]
-
-

@@ -19,7 +19,7 @@ def enforce(*, threads: int) -> None:
     torch.use_deterministic_algorithms(mode=True)
     # Filling every fresh tensor with NaN finds reads of uninitialised memory, at a cost in each
     # step. None of kettle's results depend on fresh memory: the tests compare bits.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -106,7 +106,7 @@ def interrupted(
     stops: Iterable[StopSource],
     change: Change = as_it_is,
 ) -> list[Told]:
-    """Attempts stopped one after the other, and a last one that is not; all resumed ones changed."""
+    """Attempts stopped one after the other, then one that is not; all but the first are changed."""
     told = []
     for number, stop in enumerate([*stops, never], start=1):
         changed = as_it_is if number == 1 else change

@@ -20,9 +20,10 @@ _CONTEXT.set_forkserver_preload(
 def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Call `function(ranks, *args)` on this many ranks; what each returned, in rank order."""
     port = _free_port()
+    call = (function, args)
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
-        _CONTEXT.Process(target=_enter, args=(rank, world_size, port, sender, function, args))
+        _CONTEXT.Process(target=_enter, args=(_environment(rank, world_size, port), sender, call))
         for rank, (_, sender) in enumerate(pipes)
     ]
     for process in processes:
@@ -47,21 +48,24 @@ def _answer(receiver: Connection, sender: Connection) -> tuple[Any, str | None]:
         return None, "died without a word"
 
 
-def _enter(
-    rank: int,
-    world_size: int,
-    port: int,
-    sender: Connection,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-) -> None:
-    os.environ |= {
+def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def _enter(
+    environment: dict[str, str],
+    sender: Connection,
+    call: tuple[Callable[..., Any], tuple[Any, ...]],
+) -> None:
+    os.environ.update(environment)
+    function, args = call
+    answer: tuple[Any, str | None]
     try:
         with process_group("cpu", timeout_s=60) as ranks:
             answer = (function(ranks, *args), None)

@@ -1,9 +1,9 @@
 """Names in a checkpoint store: pure.
 
-    <root>/<run id>/step-00000020-<attempt id>/
-        .metadata          written by torch.distributed.checkpoint
-        __0_0.distcp       one or more a rank
-        _COMMIT            written last: its presence is completeness
+<root>/<run id>/step-00000020-<attempt id>/
+    .metadata          written by torch.distributed.checkpoint
+    __0_0.distcp       one or more a rank
+    _COMMIT            written last: its presence is completeness
 """
 
 import re

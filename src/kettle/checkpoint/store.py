@@ -33,9 +33,13 @@ from kettle.identity import library_versions
 class Stateful(Protocol):
     """A part of a run, with tensors only."""
 
-    def state_dict(self) -> Mapping[str, torch.Tensor]: ...
+    def state_dict(self) -> Mapping[str, torch.Tensor]:
+        """The state at the last step boundary."""
+        ...
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over the state of a checkpoint."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,9 @@ class CheckpointStore:
             content = marker.model_dump_json(indent=2).encode()
             filesystem.pipe_file(join(path, MARKER), content)
         except OSError as error:
-            raise CheckpointError(f"can't commit {uri}: {error}; it stays without marker") from error
+            raise CheckpointError(
+                f"can't commit {uri}: {error}; it stays without marker"
+            ) from error
         return sum(sizes.values()) + len(content)
 
     def _find(self) -> Found:

@@ -47,7 +47,7 @@ def launch(
     raise typer.Exit(
         launch_attempt(
             config,
-            workers=workers or facts.workers or 1,
+            workers=facts.workers or 1 if workers is None else workers,
             attempt_id=_attempt_id(facts),
             grace_s=facts.grace_seconds or config.runtime.grace_seconds,
         )

@@ -26,6 +26,4 @@ def identify(config: RunConfig) -> Identity:
     """Read the data and name the run. Raises DataError."""
     data_digest = digest(read_documents(config.experiment.data))
     mark = fingerprint(config.experiment, data_digest=data_digest)
-    return Identity(
-        fingerprint=mark, run_id=run_id(config.name, mark), data_digest=data_digest
-    )
+    return Identity(fingerprint=mark, run_id=run_id(config.name, mark), data_digest=data_digest)

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from kettle.config import DataConfig
 from kettle.data import sources
 from kettle.data.order import Order, Position
-from kettle.config import DataConfig
 from kettle.hosting import Hosting
 from kettle.signals import stop_signals_blocked
 
@@ -117,7 +117,7 @@ class MicroBatches:
     def _open(self, position: Position) -> Iterator[MicroBatch]:
         indices = _EpochSampler(self._order, position, rank=self._rank, hosting=self._hosting)
         with warnings.catch_warnings():
-            # torchdata 0.11 calls a function that torch 2.13 deprecates; nothing a user could act on.
+            # torchdata 0.11 calls what torch 2.13 deprecates; nothing that a user could act on.
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
             loader = StatefulDataLoader(
                 _Indexed(self._dataset.samples),

@@ -58,7 +58,7 @@ def read_documents(config: DataConfig) -> list[Document]:
 
 
 def digest(documents: Sequence[Document]) -> str:
-    """SHA-256 (64 hex digits) over names and contents, so that it notices another Python's files."""
+    """SHA-256 (64 hex digits) over names and contents: another Python's library has another."""
     total = hashlib.sha256()
     for document in documents:
         content = hashlib.sha256(document.content).hexdigest()

@@ -85,7 +85,10 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> AdamW:
     parameters = list(model.parameters())
     matrices = [p for p in parameters if p.ndim > 1]
     vectors = [p for p in parameters if p.ndim <= 1]
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     return AdamW([group for group in groups if group["params"]], config)
 
 
@@ -109,4 +112,3 @@ def lr_factor(step: int, *, config: OptimConfig, total_steps: int) -> float:
     if config.schedule == "linear":
         return floor + (1 - floor) * (1 - progress)
     return 1.0
-

@@ -44,7 +44,7 @@ def capture(device: torch.device) -> StreamStates:
     """Copy the state of the global streams."""
     return StreamStates(
         python=random.getstate(),
-        numpy=np.random.get_state(legacy=False),  # type: ignore[arg-type]  # noqa: NPY002
+        numpy=np.random.get_state(legacy=False),  # noqa: NPY002
         torch_cpu=torch.get_rng_state(),
         torch_cuda=torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
     )

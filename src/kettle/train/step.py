@@ -78,7 +78,7 @@ def take_step(run: Run, step: int) -> StepResult | StopDecision:
             "experiment.optim.lr or look at the data, and resume from the last checkpoint"
         )
     grad_norm = _normalise_and_clip(run, tokens=tokens)
-    lr = run.scheduler.get_last_lr()[0]
+    lr = float(run.scheduler.get_last_lr()[0])
     run.optimizer.step()
     run.scheduler.step()
     clear_gradients(run.model)
@@ -101,7 +101,7 @@ def _backward(run: Run, batch: MicroBatch) -> torch.Tensor:
     loss: torch.Tensor = cross_entropy(
         logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss.detach()
 
 

@@ -33,7 +33,7 @@ class StopDecision:
 
 
 def signal_source(stop_file: str | None) -> StopSource:
-    """Stop on SIGTERM or SIGINT; grace counts from the moment the launcher got it, if it says so."""
+    """Stop on SIGTERM or SIGINT; the time is the launcher's where it left word."""
 
     def requested(*, step: int, micro_batch: int) -> float | None:  # noqa: ARG001 - the interface's
         noted = signals.stop_noted_at()

@@ -1,0 +1,262 @@
+"""Checkpoints in a store: found with one listing, whole or refused by name."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+
+from kettle.checkpoint.catalog import latest_complete, newest_first
+from kettle.checkpoint.filesystem import open_store, use_endpoint
+from kettle.checkpoint.layout import MARKER
+from kettle.errors import CheckpointError
+from kettle.records import CheckpointCommitted, CheckpointSkipped, RunCompleted
+from kettle.train.run import Run
+from support.attempts import Change, StopAt, alone, compared, forgetting, interrupted
+from support.experiments import noise, tiny
+from support.s3 import CountingServer, s3_server
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingServer]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setattr(fsspec.config, "conf", {})
+    with s3_server() as server:
+        use_endpoint(server.endpoint)
+        open_store(f"s3://{server.bucket}")[0].mkdir(server.bucket)
+        yield server
+
+
+def folders(steps: int, *, objects: tuple[str, ...]) -> list[str]:
+    return [
+        f"run/step-{step:08d}-attempt/{name}" for step in range(1, steps + 1) for name in objects
+    ]
+
+
+@pytest.mark.parametrize("checkpoints", [10, 200])
+def test_latest_complete_costs_one_glob(s3: CountingServer, checkpoints: int) -> None:
+    s3.fill(folders(checkpoints, objects=("__0_0.distcp", ".metadata", MARKER)))
+    s3.fill([f"run/step-{checkpoints + 1:08d}-attempt/.metadata"])  # a save that was cut off
+    filesystem, path = open_store(f"s3://{s3.bucket}/run")
+    before = len(s3.requests)
+    found = latest_complete(filesystem, path)
+    assert found is not None
+    assert found.step == checkpoints
+    assert len(s3.requests) - before == len(s3.lists_since(before)) == 1
+
+
+def test_latest_complete_asks_once_per_thousand_objects(s3: CountingServer) -> None:
+    s3.fill(folders(501, objects=("__0_0.distcp", MARKER)))
+    filesystem, path = open_store(f"s3://{s3.bucket}/run")
+    before = len(s3.requests)
+    found = latest_complete(filesystem, path)
+    assert found is not None
+    assert found.step == 501
+    assert len(s3.requests) - before == 2
+
+
+@pytest.mark.parametrize("scheme", ["path", "file", "memory", "s3"])
+def test_run_is_saved_to_and_resumed_from_any_store(
+    tmp_path: Path, s3: CountingServer, scheme: str
+) -> None:
+    root = {
+        "path": str(tmp_path),
+        "file": f"file://{tmp_path}",
+        "memory": f"memory://{tmp_path.name}",
+        "s3": f"s3://{s3.bucket}/runs",
+    }[scheme]
+    reference = alone(tiny(tmp_path / "reference"), noise())
+    first, second = interrupted(tiny(root), noise(), stops=[StopAt(4)])
+    assert second.resumed_from == 3
+    digests = [t.of(RunCompleted)[0].weights_digest for t in (reference, second)]
+    assert digests[0] == digests[1]
+    assert first.last_checkpoint.startswith(root)
+
+
+def test_empty_store_has_no_checkpoint(tmp_path: Path) -> None:
+    filesystem, path = open_store(str(tmp_path / "nothing"))
+    assert latest_complete(filesystem, path) is None
+
+
+def test_foreign_folders_are_not_taken_for_checkpoints(tmp_path: Path) -> None:
+    for name in ("step-1", "final", "step-00000004-x/deeper/step-five"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / MARKER).write_text("x")
+    filesystem, path = open_store(str(tmp_path))
+    assert newest_first(filesystem, path) == []
+
+
+# Torn writes.
+
+
+def saved_twice(root: Path) -> tuple[Path, Path]:
+    """A run that was evicted after step 5 and had saved step 3: the older and the newer folder."""
+    told = alone(tiny(root, checkpoint__every=3), noise(), stop=StopAt(6))
+    older, newer = (Path(c.checkpoint_uri) for c in told.of(CheckpointCommitted))
+    return older, newer
+
+
+def without_marker(newer: Path) -> None:
+    (newer / MARKER).unlink()
+
+
+def empty_marker(newer: Path) -> None:
+    (newer / MARKER).write_bytes(b"")
+
+
+def half_a_marker(newer: Path) -> None:
+    content = (newer / MARKER).read_bytes()
+    (newer / MARKER).write_bytes(content[: len(content) // 2])
+
+
+def truncated_shard(newer: Path) -> None:
+    shard = next(newer.glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def missing_shard(newer: Path) -> None:
+    next(newer.glob("*.distcp")).unlink()
+
+
+def missing_metadata(newer: Path) -> None:
+    (newer / ".metadata").unlink()
+
+
+TEARS = [
+    without_marker,
+    empty_marker,
+    half_a_marker,
+    truncated_shard,
+    missing_shard,
+    missing_metadata,
+]
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_resume_falls_back_past_a_torn_write(tmp_path: Path, tear: Callable[[Path], None]) -> None:
+    reference = alone(tiny(tmp_path / "reference"), noise())
+    _, newer = saved_twice(tmp_path / "trial")
+    tear(newer)
+    resumed = alone(tiny(tmp_path / "trial"), noise(), name="after")
+    assert resumed.resumed_from == 3
+    assert compared(reference, resumed).identical
+
+
+@pytest.mark.parametrize("tear", TEARS[1:])
+def test_torn_checkpoint_is_reported_with_its_reason(
+    tmp_path: Path, tear: Callable[[Path], None]
+) -> None:
+    _, newer = saved_twice(tmp_path)
+    tear(newer)
+    resumed = alone(tiny(tmp_path), noise(), name="after")
+    (skipped,) = resumed.of(CheckpointSkipped)
+    assert skipped.checkpoint_uri == str(newer)
+    assert "marker" in skipped.reason or "bytes" in skipped.reason or "missing" in skipped.reason
+
+
+def test_debris_of_a_killed_save_is_not_part_of_the_next_one(tmp_path: Path) -> None:
+    _, newer = saved_twice(tmp_path / "trial")
+    without_marker(newer)
+    (newer / "__7_0.distcp").write_bytes(b"a shard of a rank that is gone")
+    resumed = alone(tiny(tmp_path / "trial"), noise(), name="after", stop=StopAt(6))
+    marker = json.loads((Path(resumed.last_checkpoint) / MARKER).read_text())
+    assert Path(resumed.last_checkpoint) != newer
+    assert "__7_0.distcp" not in marker["sizes_bytes"]
+
+
+# Keys.
+
+
+def without_part(name: str) -> Change:
+    def change(run: Run) -> Run:
+        parts = {key: part for key, part in run.parts.items() if key != name}
+        return dataclasses.replace(run, parts=parts)
+
+    return change
+
+
+def test_foreign_key_on_load_is_an_error_that_names_it(tmp_path: Path) -> None:
+    alone(tiny(tmp_path), noise(), stop=StopAt(3))
+    with pytest.raises(CheckpointError, match=r"foreign +scheduler\.finished, scheduler\.lr"):
+        alone(tiny(tmp_path), noise(), change=without_part("scheduler"))
+
+
+def test_missing_key_on_load_is_an_error_that_names_it(tmp_path: Path) -> None:
+    alone(tiny(tmp_path), noise(), stop=StopAt(3), change=without_part("scheduler"))
+    with pytest.raises(CheckpointError, match=r"missing +scheduler\.finished, scheduler\.lr"):
+        alone(tiny(tmp_path), noise())
+
+
+def test_tied_weight_is_stored_once(tmp_path: Path) -> None:
+    told = alone(tiny(tmp_path), noise(), stop=StopAt(3))
+    keys = FileSystemReader(told.last_checkpoint).read_metadata().state_dict_metadata
+    assert "model.model.embed_tokens.weight" in keys
+    assert not [key for key in keys if "lm_head" in key]
+
+
+def test_checkpoint_holds_tensors_only(tmp_path: Path) -> None:
+    told = alone(tiny(tmp_path), noise(), stop=StopAt(3))
+    entries = FileSystemReader(told.last_checkpoint).read_metadata().state_dict_metadata
+    assert {type(entry).__name__ for entry in entries.values()} == {"TensorStorageMetadata"}
+
+
+# The marker.
+
+
+def rewrite_marker(folder: Path, **changes: object) -> None:
+    marker = json.loads((folder / MARKER).read_text())
+    (folder / MARKER).write_text(json.dumps(marker | changes))
+
+
+def test_checkpoint_of_another_experiment_is_refused(tmp_path: Path) -> None:
+    _, newer = saved_twice(tmp_path)
+    rewrite_marker(newer, fingerprint="0" * 64, run_id="other-000000000000")
+    with pytest.raises(CheckpointError, match="belongs to another experiment") as refused:
+        alone(tiny(tmp_path), noise())
+    assert "other-000000000000" in str(refused.value)
+
+
+def test_checkpoint_of_another_kind_of_device_is_refused_by_name(tmp_path: Path) -> None:
+    _, newer = saved_twice(tmp_path)
+    rewrite_marker(newer, device_kind="cuda")
+    with pytest.raises(CheckpointError, match=r"found +cuda \(parts rng\.vrank0"):
+        alone(tiny(tmp_path), noise())
+
+
+def test_marker_names_versions_writer_and_every_object(tmp_path: Path) -> None:
+    _, newer = saved_twice(tmp_path)
+    marker = json.loads((newer / MARKER).read_text())
+    assert set(marker["versions"]) >= {"torch", "transformers", "torchdata", "numpy", "kettle"}
+    assert marker["versions"]["torch"] == torch.__version__
+    assert (marker["step"], marker["attempt_id"], marker["world_size"]) == (5, "attempt", 1)
+    assert set(marker["sizes_bytes"]) == {p.name for p in newer.iterdir()} - {MARKER}
+
+
+# Retention.
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    told = alone(tiny(tmp_path, checkpoint__every=2, checkpoint__keep=2), noise())
+    committed = [Path(c.checkpoint_uri) for c in told.of(CheckpointCommitted)]
+    assert len(committed) == 5
+    assert [folder.exists() for folder in committed] == [False, False, False, True, True]
+
+
+def test_unknown_scheme_is_refused_with_the_extra_to_install() -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere://x.*kettle\[s3\]"):
+        open_store("nowhere://x")
+
+
+def test_forgetting_nothing_loads_every_key(tmp_path: Path) -> None:
+    """The seam used by the controls goes through the same exact comparison of keys."""
+    _, second = interrupted(
+        tiny(tmp_path), noise(), stops=[StopAt(3)], change=forgetting("model", keys=[])
+    )
+    assert second.resumed_from == 2
