@@ -29,11 +29,12 @@ TINY = (
     "runtime.device=cpu",
 )
 LONG_STEPS = (
-    "experiment.accumulation=30",
-    "experiment.total_steps=8",
-    "experiment.data.max_samples=300",
+    "experiment.accumulation=100",
+    "experiment.total_steps=4",
+    "experiment.optim.warmup_steps=1",
+    "experiment.data.max_samples=500",
 )
-"""For a stop that must come in the middle of a step: each has 120 micro-batches over all ranks."""
+"""For a stop that must come in the middle of a step: each has 400 micro-batches over all ranks."""
 
 PATIENCE_S = 90.0
 """A busy machine may take this long for anything; a test fails by it only when something hangs."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kettle.signals import read_stop_file, write_stop_file
+from kettle.signals import claim, read_stop_file, write_stop_file
 
 STOPS = [signal.SIGTERM, signal.SIGINT]
 
@@ -103,3 +103,8 @@ def test_stop_file_says_when_the_stop_came(tmp_path: Path) -> None:
 
 def test_without_a_stop_file_there_is_no_stop(tmp_path: Path) -> None:
     assert read_stop_file(str(tmp_path / "stop")) is None
+
+
+def test_what_is_claimed_once_is_nobody_elses(tmp_path: Path) -> None:
+    place = str(tmp_path / "begun")
+    assert [claim(place), claim(place), claim(place)] == [True, False, False]
