@@ -5,6 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+
+from kettle.distributed import process_group
+from kettle.records import RunCompleted, RunStarted
+from kettle.train.stop import StopSource
 from support.attempts import (
     Change,
     StopAt,
@@ -16,10 +20,6 @@ from support.attempts import (
     never,
 )
 from support.experiments import draw_from_all, noise, tiny
-
-from kettle.distributed import process_group
-from kettle.records import RunCompleted, RunStarted
-from kettle.train.stop import StopSource
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +42,7 @@ def on_gpu(
 def test_resumed_run_on_a_gpu_is_bit_identical_to_the_reference(
     tmp_path: Path, compute_dtype: str
 ) -> None:
-    options = {"experiment__compute_dtype": compute_dtype}
+    options: dict[str, Any] = {"experiment__compute_dtype": compute_dtype}
     reference = on_gpu(tmp_path / "reference", **options)
     on_gpu(tmp_path / "trial", stop=StopAt(5, 2), **options)
     trial = on_gpu(tmp_path / "trial", **options)
