@@ -5,7 +5,6 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from kettle.records import (
@@ -16,7 +15,16 @@ from kettle.records import (
     RunStarted,
     Step,
 )
-from support.processes import LONG_STEPS, Ended, command, finished, processes_of, started
+from support.processes import (
+    LONG_STEPS,
+    Ended,
+    command,
+    finished,
+    made_once,
+    processes_of,
+    started,
+    uninterrupted,
+)
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 
@@ -49,18 +57,24 @@ class Lifetime:
 
 @pytest.fixture(scope="module")
 def lifetime(tmp_path_factory: pytest.TempPathFactory) -> Lifetime:
-    uninterrupted = finished(
-        elsewhere := tmp_path_factory.mktemp("run"), command(elsewhere, "launch")
-    )
-    place = tmp_path_factory.mktemp("run")
-    with started(place, command(place, "launch", "--workers", "2")) as launch:
-        launch.until(Step, lambda step: step.step == 3)
-        parents: list[int | None] = [launch.rank(rank).ppid() for rank in (0, 1)]
-        launch.process.terminate()
-        evicted = launch.ended()
-    resumed = finished(place, command(place, "train"))
-    again = finished(place, command(place, "launch"))
-    return Lifetime(place, uninterrupted, parents, launch.pid, evicted, resumed, again)
+    def make() -> Lifetime:
+        place = tmp_path_factory.mktemp("run")
+        with started(place, command(place, "launch", "--workers", "2")) as launch:
+            launch.until(Step, lambda step: step.step == 3)
+            parents: list[int | None] = [launch.rank(rank).ppid() for rank in (0, 1)]
+            launch.process.terminate()
+            evicted = launch.ended()
+        return Lifetime(
+            place=place,
+            uninterrupted=uninterrupted(tmp_path_factory),
+            parents=parents,
+            launcher=launch.pid,
+            evicted=evicted,
+            resumed=finished(place, command(place, "train")),
+            again=finished(place, command(place, "launch")),
+        )
+
+    return made_once(tmp_path_factory, "lifetime", make)
 
 
 def test_a_run_that_reaches_its_last_step_exits_0(lifetime: Lifetime) -> None:
@@ -175,7 +189,7 @@ def test_a_missing_run_file_exits_2(place: Path) -> None:
 class Crash:
     """An attempt with loader processes, one of whose workers was killed, and the next attempt."""
 
-    left: list[psutil.Process]
+    left: list[str]
     crashed: Ended
     took_s: float
     resumed: Ended
@@ -183,16 +197,19 @@ class Crash:
 
 @pytest.fixture(scope="module")
 def crash(tmp_path_factory: pytest.TempPathFactory) -> Crash:
-    place = tmp_path_factory.mktemp("run")
-    sets = ("checkpoint.every=3", "runtime.loader_workers=1")
-    with started(place, command(place, "launch", "--workers", "2", sets=sets)) as launch:
-        launch.until(CheckpointCommitted)
-        launch.rank(1).kill()
-        killed_s = launch.elapsed_s()
-        crashed = launch.ended()
-        left = processes_of(place)
-    resumed = finished(place, command(place, "train"))
-    return Crash(left, crashed, crashed.after_s - killed_s, resumed)
+    def make() -> Crash:
+        place = tmp_path_factory.mktemp("run")
+        sets = ("checkpoint.every=3", "runtime.loader_workers=1")
+        with started(place, command(place, "launch", "--workers", "2", sets=sets)) as launch:
+            launch.until(CheckpointCommitted)
+            launch.rank(1).kill()
+            killed_s = launch.elapsed_s()
+            crashed = launch.ended()
+            left = [str(process) for process in processes_of(place)]
+        resumed = finished(place, command(place, "train"))
+        return Crash(left, crashed, crashed.after_s - killed_s, resumed)
+
+    return made_once(tmp_path_factory, "crash", make)
 
 
 def test_a_killed_worker_ends_the_attempt_with_1(crash: Crash) -> None:

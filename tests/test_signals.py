@@ -25,8 +25,10 @@ from support.processes import (
     catches,
     command,
     finished,
+    made_once,
     processes_of,
     started,
+    uninterrupted,
     wait_until_caught,
 )
 
@@ -52,28 +54,29 @@ class Sweep:
     """
 
     attempts: dict[float, Ended]
-    left: dict[float, list[psutil.Process]]
+    left: dict[float, list[str]]
     resumed: Ended
     uninterrupted: Ended
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    place = tmp_path_factory.mktemp("run")
-    attempts, left = {}, {}
-    for delay_s in SWEEP_S:
-        with started(place, command(place, "launch", "--workers", "2")) as launch:
-            time.sleep(delay_s)
-            # Before Python's own start is over, which takes longer on a busy machine, nothing
-            # that is written in Python could catch a signal.
-            wait_until_caught(launch.pid, signal.SIGTERM)
-            launch.process.terminate()
-            attempts[delay_s] = launch.ended()
-            left[delay_s] = processes_of(place)
-    resumed = finished(place, command(place, "launch"))
-    elsewhere = tmp_path_factory.mktemp("run")
-    uninterrupted = finished(elsewhere, command(elsewhere, "train"))
-    return Sweep(attempts, left, resumed, uninterrupted)
+    def make() -> Sweep:
+        place = tmp_path_factory.mktemp("run")
+        attempts, left = {}, {}
+        for delay_s in SWEEP_S:
+            with started(place, command(place, "launch", "--workers", "2")) as launch:
+                time.sleep(delay_s)
+                # Before Python's own start is over, which takes longer on a busy machine, nothing
+                # that is written in Python could catch a signal.
+                wait_until_caught(launch.pid, signal.SIGTERM)
+                launch.process.terminate()
+                attempts[delay_s] = launch.ended()
+                left[delay_s] = [str(process) for process in processes_of(place)]
+        resumed = finished(place, command(place, "launch"))
+        return Sweep(attempts, left, resumed, uninterrupted(tmp_path_factory))
+
+    return made_once(tmp_path_factory, "sweep", make)
 
 
 @pytest.mark.parametrize("delay_s", SWEEP_S)
@@ -168,14 +171,18 @@ def test_stop_while_the_workers_start_ends_them_at_once(place: Path) -> None:
 @pytest.fixture(scope="module")
 def one_rank_signalled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Ended]:
     """An attempt of two ranks of which rank 1 alone is told, and the next attempt."""
-    place = tmp_path_factory.mktemp("run")
-    # Every step is committed: the stop comes while nothing is unsaved.
-    sets = (*LONG_STEPS, "checkpoint.every=1")
-    with started(place, command(place, "launch", "--workers", "2", sets=sets)) as launch:
-        launch.until(CheckpointCommitted, lambda committed: committed.step == 1)
-        launch.rank(1).terminate()
-        evicted = launch.ended()
-    return evicted, finished(place, command(place, "train", sets=sets))
+
+    def make() -> tuple[Ended, Ended]:
+        place = tmp_path_factory.mktemp("run")
+        # Every step is committed: the stop comes while nothing is unsaved.
+        sets = (*LONG_STEPS, "checkpoint.every=1")
+        with started(place, command(place, "launch", "--workers", "2", sets=sets)) as launch:
+            launch.until(CheckpointCommitted)
+            launch.rank(1).terminate()
+            evicted = launch.ended()
+        return evicted, finished(place, command(place, "train", sets=sets))
+
+    return made_once(tmp_path_factory, "one-rank-signalled", make)
 
 
 def test_one_rank_signalled_stops_all_ranks_at_the_same_step(

@@ -1,6 +1,8 @@
 """Real launchers of tiny runs: started, watched by their records, and never left behind."""
 
+import fcntl
 import os
+import pickle
 import queue
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+import pytest
 
 from kettle.records import Record, parse_line
 
@@ -167,6 +170,29 @@ def finished(
     """Run a command to its own end."""
     with started(place, arguments, environment=environment) as running:
         return running.ended()
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[], R]) -> R:
+    """What `make` gives; of test processes that work side by side, one makes it for all."""
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    stored = shared / f"{name}.pickle"
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stored.exists():
+            stored.write_bytes(pickle.dumps(make()))
+    made: R = pickle.loads(stored.read_bytes())
+    return made
+
+
+def uninterrupted(factory: pytest.TempPathFactory) -> Ended:
+    """The tiny run without an eviction."""
+
+    def make() -> Ended:
+        place = factory.mktemp("run")
+        return finished(place, command(place, "launch"))
+
+    return made_once(factory, "uninterrupted", make)
 
 
 def processes_of(place: Path) -> list[psutil.Process]:

@@ -157,7 +157,10 @@ def main() -> int:
             begun_file=said.begun_file,
         ),
     )
-    (said.exits / rank).write_text(str(int(exit_code)), encoding="ascii")
+    # Whole or not at all: the launcher would take half a word for an answer.
+    partial = said.exits / f"{rank}.partial"
+    partial.write_text(str(int(exit_code)), encoding="ascii")
+    partial.rename(said.exits / rank)
     return exit_code
 
 
