@@ -8,7 +8,7 @@ import torch.distributed as dist
 from kettle.distributed import Ranks
 from kettle.reduction.tree import fold_columns
 
-_CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
+_CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements converted to float64 at a time: what a CPU's cache holds, what keeps a GPU busy."""
 
 
@@ -52,9 +52,7 @@ class CanonicalNorm:
 def row_squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The sum of squares of every row of every tensor, in order, float64 [all rows]."""
     rows = [tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor.flatten(1) for tensor in tensors]
-    out = torch.empty(
-        sum(len(r) for r in rows), dtype=torch.float64, device=tensors[0].device
-    )
+    out = torch.empty(sum(len(r) for r in rows), dtype=torch.float64, device=tensors[0].device)
     start = 0
     for matrix in rows:
         at_once = max(1, _CHUNK_ELEMENTS[matrix.device.type] // matrix.shape[1])

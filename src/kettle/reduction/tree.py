@@ -11,7 +11,7 @@ class LeafCounter:
     are held. The idea of fixed virtual workers with a fixed order of reduction is EasyScale's
     (Li et al., SC '23).
 
-    Pushed tensors belong to the counter and are written to.
+    Pushed tensors belong to the counter and are written to: a sum stands in its newest leaf.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class LeafCounter:
         size = 1
         while self._partial and self._partial[-1][0] == size:
             _, older = self._partial.pop()
-            leaf = older.add_(leaf)
+            leaf.add_(older)
             size *= 2
         self._partial.append((size, leaf))
 
@@ -31,7 +31,7 @@ class LeafCounter:
         _, total = self._partial.pop()
         while self._partial:
             _, older = self._partial.pop()
-            total = older.add_(total)
+            total.add_(older)
         return total
 
     def compact(self) -> None:
@@ -52,8 +52,9 @@ def fold_columns(values: torch.Tensor) -> torch.Tensor:
     columns = values.shape[1]
     while columns > 1:
         half = columns // 2
+        # add_ and not +=, which would copy the sum over itself once more.
         if columns % 2:
-            values[:, 0] += values[:, columns - 1]
-        values[:, :half] += values[:, half : 2 * half]
+            values[:, 0].add_(values[:, columns - 1])
+        values[:, :half].add_(values[:, half : 2 * half])
         columns = half
     return values[:, 0]
