@@ -1,7 +1,7 @@
 """AdamW whose bits don't depend on how parameters are sharded, and the learning rate schedule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kettle.config import OptimConfig
 from kettle.model.shard import local
+
+_BATCH_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
+"""Elements updated at a time: what stays in a CPU's cache, what spares a GPU's memory."""
 
 
 class AdamW(torch.optim.Optimizer):
@@ -59,25 +62,46 @@ class AdamW(torch.optim.Optimizer):
         scale1 = 1 / (1 - beta1**step)
         scale2 = math.sqrt(1 - beta2**step)
 
-        weights = [local(p) for p in parameters]
-        gradients = [local(p.grad) for p in parameters if p.grad is not None]
-        first = [local(state["exp_avg"]) for state in states]
-        second = [local(state["exp_avg_sq"]) for state in states]
+        rows = [
+            (local(p), local(p.grad), local(state["exp_avg"]), local(state["exp_avg_sq"]))
+            for p, state in zip(parameters, states, strict=True)
+            if p.grad is not None
+        ]
+        for weights, gradients, first, second in batches(rows):
+            if group["weight_decay"]:
+                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_mul_(first, beta1)
+            torch._foreach_add_(first, torch._foreach_mul(gradients, 1 - beta1))
+            squares = torch._foreach_mul(gradients, gradients)
+            torch._foreach_mul_(squares, 1 - beta2)
+            torch._foreach_mul_(second, beta2)
+            torch._foreach_add_(second, squares)
+            root = torch._foreach_sqrt(second)
+            torch._foreach_div_(root, scale2)
+            torch._foreach_add_(root, group["eps"])
+            update = torch._foreach_div(first, root)
+            torch._foreach_mul_(update, -group["lr"] * scale1)
+            torch._foreach_add_(weights, update)
 
-        if group["weight_decay"]:
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_mul_(first, beta1)
-        torch._foreach_add_(first, torch._foreach_mul(gradients, 1 - beta1))
-        squares = torch._foreach_mul(gradients, gradients)
-        torch._foreach_mul_(squares, 1 - beta2)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_add_(second, squares)
-        root = torch._foreach_sqrt(second)
-        torch._foreach_div_(root, scale2)
-        torch._foreach_add_(root, group["eps"])
-        update = torch._foreach_div(first, root)
-        torch._foreach_mul_(update, -group["lr"] * scale1)
-        torch._foreach_add_(weights, update)
+
+def batches(rows: Sequence[tuple[torch.Tensor, ...]]) -> Iterator[tuple[list[torch.Tensor], ...]]:
+    """Rows of tensors of one shape each, flattened and cut alike into batches of limited size.
+
+    Elementwise results don't depend on how the tensors are cut; where the intermediate ones fit
+    decides the speed.
+    """
+    batch: list[tuple[torch.Tensor, ...]] = []
+    size = 0
+    for row in rows:
+        limit = _BATCH_ELEMENTS[row[0].device.type]
+        for pieces in zip(*(tensor.view(-1).split(limit) for tensor in row), strict=True):
+            if batch and size + len(pieces[0]) > limit:
+                yield tuple(map(list, zip(*batch, strict=True)))
+                batch, size = [], 0
+            batch.append(pieces)
+            size += len(pieces[0])
+    if batch:
+        yield tuple(map(list, zip(*batch, strict=True)))
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> AdamW:
