@@ -38,9 +38,10 @@ class CanonicalReduction:
     def __init__(self, modules: Sequence[FSDPModule], *, hosting: Hosting) -> None:
         self._hosting = hosting
         self._modules = [module for module in modules if isinstance(module, nn.Module)]
-        self._units = [_Unit() for _ in modules]
+        world_size = len(hosting.rounds[0].virtual_ranks)
+        self._units = [_Unit() if world_size > 1 else _UnitAlone() for _ in modules]
         for module, unit in zip(modules, self._units, strict=True):
-            _sum_without_division(module)
+            _sum_without_division(module, world_size=world_size)
             module.set_custom_reduce_scatter(unit)
             module.set_all_reduce_hook(unit.add_leaves)
 
@@ -64,9 +65,9 @@ class CanonicalReduction:
 class NativeReduction:
     """The collective library's own reduce-scatter in every round; FSDP2 adds the rounds up."""
 
-    def __init__(self, modules: Sequence[FSDPModule]) -> None:
+    def __init__(self, modules: Sequence[FSDPModule], *, hosting: Hosting) -> None:
         for module in modules:
-            _sum_without_division(module)
+            _sum_without_division(module, world_size=len(hosting.rounds[0].virtual_ranks))
 
     def start_round(self, index: int) -> None:
         """Nothing to prepare."""
@@ -75,9 +76,11 @@ class NativeReduction:
         """Nothing is held outside the parameters' gradients."""
 
 
-def _sum_without_division(module: FSDPModule) -> None:
-    # Loss is normalised by an exact token count, never by the number of ranks.
-    module.set_gradient_divide_factor(1.0)
+def _sum_without_division(module: FSDPModule, *, world_size: int) -> None:
+    # Loss is normalised by an exact token count, never by the number of ranks. Alone, FSDP2 does
+    # not divide unless it is told to, and then it does so even by 1.
+    if world_size > 1:
+        module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(enable=True)
 
 
@@ -140,12 +143,33 @@ class _Unit(ReduceScatter):
             if not self._last:
                 self._leaves.compact()
         elif not self._sent:
+            _keep_until_done(reduced)
             self._leaves.push(reduced)  # W = 1: FSDP2 made no collective
         self._sent = False
         if self._last:
             total = self._leaves.total()
             if total is not reduced:
                 reduced.copy_(total)
+
+
+class _UnitAlone(_Unit):
+    """The reduction where there is one rank: FSDP2 makes no collective.
+
+    Instead it copies its input buffer to its output buffer, so both are the same one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._input: torch.Tensor | None = None
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        if self._input is None:
+            self._input = super().allocate(size, dtype=dtype, device=device)
+            return self._input
+        output, self._input = self._input, None
+        return output
 
 
 def _keep_until_done(tensor: torch.Tensor) -> None:

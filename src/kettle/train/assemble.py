@@ -61,11 +61,9 @@ def assemble(
     if experiment.reduction == "canonical":
         reduction = CanonicalReduction(modules, hosting=hosting)
     else:
-        reduction = NativeReduction(modules)
+        reduction = NativeReduction(modules, hosting=hosting)
     optimizer = build_optimizer(model, experiment.optim)
-    scheduler = build_scheduler(
-        optimizer, experiment.optim, total_steps=experiment.total_steps
-    )
+    scheduler = build_scheduler(optimizer, experiment.optim, total_steps=experiment.total_steps)
 
     hosted = hosting.hosted_by(ranks.rank)
     streams = VirtualRankStreams(
@@ -114,11 +112,8 @@ def assemble(
             attempt_id=attempt_id,
             ranks=ranks,
         ),
-        schedule=SaveSchedule(
-            every=config.checkpoint.every, total_steps=experiment.total_steps
-        ),
+        schedule=SaveSchedule(every=config.checkpoint.every, total_steps=experiment.total_steps),
         stop=stop,
         emit=emit,
         grace_s=grace_s,
     )
-

@@ -48,7 +48,7 @@ def train(run: Run) -> Outcome:
         result = take_step(run, step)
         if isinstance(result, StopDecision):
             return leave(run, result, covered=covered)
-        run.emit(_step_record(run, step, result, elapsed_s=time.monotonic() - step_started))
+        run.emit(step_record(run, step, result, elapsed_s=time.monotonic() - step_started))
         reason = run.schedule.due(step)
         if reason is not None:
             covered = save(run, reason)
@@ -72,9 +72,7 @@ def restore(run: Run) -> Saved | None:
     started = time.monotonic()
     found = run.store.find()
     for skipped in found.skipped:
-        run.emit(
-            CheckpointSkipped(**_who(run), checkpoint_uri=skipped.uri, reason=skipped.reason)
-        )
+        run.emit(CheckpointSkipped(**_who(run), checkpoint_uri=skipped.uri, reason=skipped.reason))
         if run.ranks.is_first:
             log.warning("skipped checkpoint %s", skipped.reason)
     covered = None
@@ -154,9 +152,7 @@ def _who(run: Run) -> dict[str, str]:
     return {"run_id": run.run_id, "attempt_id": run.attempt_id}
 
 
-def _started_record(
-    run: Run, *, resumed_from: int | None, restore_ms: float | None
-) -> RunStarted:
+def _started_record(run: Run, *, resumed_from: int | None, restore_ms: float | None) -> RunStarted:
     return RunStarted(
         **_who(run),
         fingerprint=run.fingerprint,
@@ -180,7 +176,8 @@ def _started_record(
     )
 
 
-def _step_record(run: Run, step: int, result: StepResult, *, elapsed_s: float) -> Step:
+def step_record(run: Run, step: int, result: StepResult, *, elapsed_s: float) -> Step:
+    """The record of a finished step that took so long."""
     return Step(
         **_who(run),
         step=step,
