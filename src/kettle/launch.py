@@ -208,7 +208,7 @@ def _passing_stops_on(stop_file: str, *, begun_file: str) -> Iterator[threading.
 
     Workers start with the stop signals blocked, inherited from here, and unblock them when their
     handlers are in place. So no worker can be killed by the signal, however early it comes. The
-    thread waits for signals that every thread blocks; one that a library's thread takes is noted
+    thread looks for signals that every thread blocks; one that a library's thread takes is noted
     by the handler all the same.
     """
     over, ended_here = threading.Event(), threading.Event()
@@ -216,7 +216,11 @@ def _passing_stops_on(stop_file: str, *, begun_file: str) -> Iterator[threading.
     def pass_on() -> None:
         told = False
         while not over.is_set():
-            if signal.sigtimedwait(signals.STOP_SIGNALS, 0.1) is not None:
+            over.wait(0.05)
+            # A blocked signal stays pending until this takes it. (Waiting in sigtimedwait would
+            # be as good, but macOS has none.)
+            for number in signal.sigpending() & set(signals.STOP_SIGNALS):
+                signal.sigwait({number})
                 signals.note_stop(at_monotonic_s=time.monotonic())
             stopped = signals.stop_noted_at()
             if stopped is not None and not told:
@@ -252,8 +256,11 @@ def _signal_children(number: signal.Signals) -> None:
 def _adopt_orphans() -> None:
     """Become the parent of what a killed worker leaves behind, as PID 1 would.
 
-    Loader processes block the stop signals, and without their worker nothing leads to them.
+    Loader processes block the stop signals, and without their worker nothing leads to them. Only
+    Linux can do this; elsewhere they notice within seconds that their worker is gone.
     """
+    if sys.platform != "linux":
+        return
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
