@@ -2,7 +2,7 @@
 
 A part's `state_dict` describes the last step boundary. Keys are global: what differs between
 virtual ranks is keyed by the virtual rank, since a sharded checkpoint keeps one value per key and
-would silently drop the others. There are no pickled objects, so opening a checkpoint runs no code.
+would silently drop the others. Among the values there are no pickled objects.
 """
 
 from collections.abc import Mapping
