@@ -85,7 +85,7 @@ class AdamW(torch.optim.Optimizer):
 
 
 def batches(rows: Sequence[tuple[torch.Tensor, ...]]) -> Iterator[tuple[list[torch.Tensor], ...]]:
-    """Rows of tensors of one shape each, flattened and cut alike into batches of limited size.
+    """Rows of tensors of one shape each, cut alike into batches of limited size.
 
     Elementwise results don't depend on how the tensors are cut; where the intermediate ones fit
     decides the speed.
@@ -94,14 +94,19 @@ def batches(rows: Sequence[tuple[torch.Tensor, ...]]) -> Iterator[tuple[list[tor
     size = 0
     for row in rows:
         limit = _BATCH_ELEMENTS[row[0].device.type]
-        for pieces in zip(*(tensor.view(-1).split(limit) for tensor in row), strict=True):
-            if batch and size + len(pieces[0]) > limit:
+        fits = row[0].numel() <= limit
+        for pieces in [row] if fits else _cut(row, limit):
+            if batch and size + pieces[0].numel() > limit:
                 yield tuple(map(list, zip(*batch, strict=True)))
                 batch, size = [], 0
             batch.append(pieces)
-            size += len(pieces[0])
+            size += pieces[0].numel()
     if batch:
         yield tuple(map(list, zip(*batch, strict=True)))
+
+
+def _cut(row: tuple[torch.Tensor, ...], limit: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    return zip(*(tensor.view(-1).split(limit) for tensor in row), strict=True)
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> AdamW:

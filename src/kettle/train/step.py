@@ -105,6 +105,7 @@ def _backward(run: Run, batch: MicroBatch) -> torch.Tensor:
     return loss.detach()
 
 
+@torch.no_grad()
 def _normalise_and_clip(run: Run, *, tokens: int) -> float:
     """Turn summed gradients into those of the clipped mean loss; the norm before clipping."""
     gradients = local_gradients(run.model)
