@@ -23,24 +23,15 @@ from kettle.chaos.folder import Folder
 from kettle.chaos.result import ChaosResult, Plan
 from kettle.cli.app import run
 from kettle.evidence.compare import compare
+from support.processes import RUN_FILE, TINY
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
-RUN_FILE = Path(__file__).parents[1] / "examples" / "stdlib.toml"
-TINY = (
-    "experiment.total_steps=20",
-    "experiment.accumulation=1",
-    "experiment.micro_batch=1",
-    "experiment.model.hidden_size=24",
-    "experiment.model.intermediate_size=37",
-    "experiment.model.layers=1",
-    "experiment.data.sequence_length=16",
-    "experiment.data.max_samples=70",
-)
+OVERRIDES = (*TINY, "experiment.total_steps=20")
 
 
 def arguments(out: Path, *options: str) -> list[str]:
-    sets = [word for override in TINY for word in ("--set", override)]
+    sets = [word for override in OVERRIDES for word in ("--set", override)]
     return ["chaos", str(RUN_FILE), "--out", str(out), *options, *sets]
 
 

@@ -29,12 +29,6 @@ from support.processes import (
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Not tmp_path: with a long test name in it, no socket fits under the temporary folder.
-    return tmp_path_factory.mktemp("run")
-
-
 @dataclass(frozen=True)
 class Lifetime:
     """A run that was evicted once, and one that was not.

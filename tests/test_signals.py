@@ -39,12 +39,6 @@ SHELL = ["bash", "-c", '"$@"; exit $?', "bash"]
 """`bash -c 'kettle launch ...; exit $?'`: without the `exit`, bash would become the launcher."""
 
 
-@pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Not tmp_path: with a long test name in it, no socket fits under the temporary folder.
-    return tmp_path_factory.mktemp("run")
-
-
 @dataclass(frozen=True)
 class Sweep:
     """Attempts of one run, each signalled later after its start, and what became of the run.

@@ -59,9 +59,7 @@ def choose_device_kind(
 
 
 @contextmanager
-def process_group(
-    wanted: Literal["auto", "cpu", "cuda"], *, timeout_s: float
-) -> Iterator[Ranks]:
+def process_group(wanted: Literal["auto", "cpu", "cuda"], *, timeout_s: float) -> Iterator[Ranks]:
     """Join the process group that the environment describes (RANK, WORLD_SIZE, ...); collective.
 
     Without these variables the process is the only rank and no port is opened.
