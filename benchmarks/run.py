@@ -210,6 +210,28 @@ def measure_extras(plan: Plan) -> Iterator[Ratio]:
         )
 
 
+def measure_parts(plan: Plan) -> Iterator[Ratio]:
+    """Where the time of a step goes, as shares of it."""
+    for model in plan.models:
+        samples = _on_ranks(
+            steps.parts,
+            case(model, root=plan.root, accumulation=1 if model == "20M" else 2),
+            repetitions=max(3, plan.repetitions_of(model) // 2),
+            title=f"parts of a step of {model}",
+            world_size=1,
+        )
+        for name in steps.PARTS:
+            yield _ratio(
+                samples,
+                [name],
+                "step",
+                section="parts",
+                model=model,
+                world_size=1,
+                target=None,
+            )
+
+
 def measure_startup(plan: Plan) -> Iterator[Ratio]:
     """Process start to first step against importing torch and Qwen2."""
     samples = starts(root=plan.root, repetitions=plan.startup_repetitions)
@@ -230,6 +252,7 @@ SECTIONS: dict[str, Callable[[Plan], Iterator[Ratio]]] = {
     "step": measure_steps,
     "reduction": measure_reductions,
     "extras": measure_extras,
+    "parts": measure_parts,
     "startup": measure_startup,
 }
 
@@ -307,7 +330,7 @@ HEADER = (
 
 
 def _row(line: Ratio) -> str:
-    share = line.section == "extras"
+    share = line.against == "step"
 
     def figure(value: float) -> str:
         return f"{value:.2%}" if share else f"{value:.3f}"

@@ -4,9 +4,11 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, TypeVar, cast
 
 import torch
 from torch import nn
@@ -29,10 +31,13 @@ from kettle.train.step import take_step
 from kettle.train.stop import StopDecision, agree, signal_source
 from measure import Sample, Samples, interleave
 
+T = TypeVar("T")
 Arm = Callable[[], object]
 
 _AT_ONCE = 20
 """Steps whose stop checks, or records, are timed together: alone they are too short."""
+
+PARTS = ("gradient norm", "AdamW", "loader", "random streams")
 
 KETTLE, BARE, BARE_FUSED = "kettle", "bare", "bare, fused AdamW"
 
@@ -87,6 +92,77 @@ def extras(config: RunConfig, repetitions: int, title: str) -> Samples:
             Sample(one.wall_s / _AT_ONCE, one.cpu_s / _AT_ONCE) for one in samples[name]
         ]
     return samples
+
+
+def parts(config: RunConfig, repetitions: int, title: str) -> Samples:
+    """Samples of a step and of what is spent inside it on single parts of kettle.
+
+    What the parts leave of the step is forward, backward, FSDP2 and the exchange of gradients.
+    """
+    samples: Samples = {}
+
+    def arms(ranks: Ranks, dataset: Dataset, sink: TextIO) -> dict[str, Arm]:
+        run = _assembled(config, dataset, ranks=ranks, sink=sink)
+        clocks = {name: _Clock() for name in PARTS}
+        norm, optimizer, loader, streams = clocks.values()
+        update = run.optimizer.step
+        run = replace(run, norm=cast("Any", norm.timed(run.norm)))
+        warnings.filterwarnings("ignore", message="Seems like `optimizer.step")
+        run.optimizer.step = optimizer.timed(update)  # type: ignore[method-assign]
+        run.batches.take = loader.timed(run.batches.take)  # type: ignore[method-assign]
+        run.streams.of = streams.timed_context(run.streams.of)  # type: ignore[method-assign]
+        step = kettle_steps(run)
+
+        def clocked() -> None:
+            for clock in clocks.values():
+                clock.spent = Sample(0.0, 0.0)
+            step()
+            for name, clock in clocks.items():
+                samples.setdefault(name, []).append(clock.spent)
+
+        return {"step": clocked}
+
+    whole = _measured(config, arms, repetitions=repetitions, title=title)
+    return whole | {name: spent[-repetitions:] for name, spent in samples.items()}
+
+
+class _Clock:
+    """Adds up what is spent in what it wraps."""
+
+    def __init__(self) -> None:
+        self.spent = Sample(0.0, 0.0)
+
+    def timed(self, function: Callable[..., T]) -> Callable[..., T]:
+        def call(*args: object, **kwargs: object) -> T:
+            with self._running():
+                return function(*args, **kwargs)
+
+        return call
+
+    def timed_context(
+        self, context: Callable[..., AbstractContextManager[None]]
+    ) -> Callable[..., Any]:
+        """Times entering and leaving, not what happens inside."""
+
+        @contextmanager
+        def call(*args: object) -> Iterator[None]:
+            with ExitStack() as stack:
+                with self._running():
+                    stack.enter_context(context(*args))
+                yield
+                with self._running():
+                    stack.close()
+
+        return call
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        self.spent = Sample(
+            self.spent.wall_s + time.perf_counter() - wall,
+            self.spent.cpu_s + time.process_time() - cpu,
+        )
 
 
 def kettle_steps(run: Run) -> Arm:
