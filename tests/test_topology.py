@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim.lr_scheduler import LambdaLR
 
 from kettle.config import RunConfig
-from kettle.distributed import Ranks
+from kettle.distributed import Ranks, told_by_first
+from kettle.errors import KettleError
 from kettle.records import RunCompleted
 from kettle.state.rng import VirtualRankStreams, capture, seeded
 from kettle.train.run import Run
@@ -301,3 +302,23 @@ def test_control_idle_rank_that_draws_from_a_virtual_rank_is_noticed(
     told = on_ranks(4, attempt_on, config_of(tmp_path, SIX), 0, change)[0]
     assert numbers(told)[0] == numbers(six_on_one)[0]  # what it moved is used one step later
     assert numbers(told)[1] != numbers(six_on_one)[1]
+
+
+# Rank 0 decides alone and tells the others, its failures too.
+
+
+def rank_zero_fails(ranks: Ranks) -> str:
+    def ask() -> str:
+        raise ZeroDivisionError("by rank 0")
+
+    try:
+        return told_by_first(ask, ranks=ranks)
+    except (ZeroDivisionError, KettleError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_unexpected_error_of_rank_zero_keeps_no_other_rank_waiting() -> None:
+    assert on_ranks(2, rank_zero_fails) == [
+        "ZeroDivisionError: by rank 0",
+        "KettleError: rank 0 says ZeroDivisionError: by rank 0",
+    ]

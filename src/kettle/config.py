@@ -136,7 +136,9 @@ class OptimConfig(Section):
 class ExperimentConfig(Section):
     """Everything that changes what is computed. All of it is in the fingerprint."""
 
-    seed: NonNegativeInt = Field(description="Seeds the weights, the sample order and all streams.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        description="Seeds the weights, the sample order and all streams."
+    )
     total_steps: PositiveInt = Field(description="Optimizer steps of the whole run.")
     virtual_ranks: PositiveInt = Field(
         description="Data-parallel slots of the computation; 1 to this many ranks may host them."
@@ -188,7 +190,8 @@ class CheckpointConfig(Section):
     """Where checkpoints go and which are kept."""
 
     root: str = Field(
-        description="Folder or URI (file://, s3://, gs://, memory://) above the run's own prefix."
+        min_length=1,
+        description="Folder or URI (file://, s3://, gs://, memory://) above the run's own prefix.",
     )
     every: PositiveInt | None = Field(
         default=None, description="Save after every this many steps; None: only when evicted."
@@ -333,8 +336,11 @@ def _explain(detail: ErrorDetails) -> str:
             return f"  {where}: is missing; add it"
         case "value_error":
             return f"  {where}: {detail['ctx']['error']}"
+        case "model_type" | "model_attributes_type":
+            return f"  {where} = {value!r}: is a section, no value; write it as [{where}]"
         case _:
-            return f"  {where} = {value!r}: {detail['msg'].lower()}; correct the value"
+            fault = detail["msg"][0].lower() + detail["msg"][1:]
+            return f"  {where} = {value!r}: {fault}; correct the value"
 
 
 def _suggestion(location: Iterable[int | str]) -> str:

@@ -128,7 +128,7 @@ def barrier(ranks: Ranks) -> None:
 
 
 def told_by_first(ask: Callable[[], T], *, ranks: Ranks) -> T:
-    """What `ask` gives on rank 0, or the KettleError it raises there, on every rank; collective.
+    """What `ask` gives on rank 0, or the error it raises there, on every rank; collective.
 
     Only rank 0 calls `ask`, so it must do nothing that the other ranks have to take part in.
     """
@@ -138,6 +138,11 @@ def told_by_first(ask: Callable[[], T], *, ranks: Ranks) -> T:
             box = [ask()]
         except KettleError as error:
             box = [error]
+        except Exception as error:
+            # Its class may mean nothing elsewhere, but the others must not wait for an answer.
+            box = [KettleError(f"rank 0 says {type(error).__name__}: {error}")]
+            dist.broadcast_object_list(box, src=0, group=ranks.control)
+            raise
     dist.broadcast_object_list(box, src=0, group=ranks.control)
     if isinstance(box[0], KettleError):
         raise box[0]

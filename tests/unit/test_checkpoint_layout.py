@@ -1,10 +1,13 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kettle.checkpoint.filesystem import absolute
+from kettle.checkpoint.filesystem import absolute, refuse_unusable
 from kettle.checkpoint.layout import checkpoint_name, join, step_of
 from kettle.checkpoint.schedule import SaveSchedule
+from kettle.errors import UsageError
 
 
 @given(step=st.integers(0, 10**9), attempt=st.text(max_size=40))
@@ -42,3 +45,19 @@ def test_last_step_is_always_saved(every: int | None, due: list[int]) -> None:
     schedule = SaveSchedule(every=every, total_steps=10)
     assert [step for step in range(1, 11) if schedule.due(step)] == due
     assert schedule.due(10) == "final"
+
+
+def test_root_that_is_a_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"checkpoint\.root = .*file.* can't be used"):
+        refuse_unusable(str(tmp_path / "file" / "below"))
+
+
+def test_root_of_an_unknown_scheme_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match=r"checkpoint\.root = 'nowhere://x'.*Protocol not known"):
+        refuse_unusable("nowhere://x")
+
+
+def test_local_root_is_made_where_it_is_missing(tmp_path: Path) -> None:
+    refuse_unusable(str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").is_dir()

@@ -21,7 +21,7 @@ RUN_FILE = str(ROOT / "examples" / "stdlib.toml")
 def text_run(tmp_path: Path) -> list[str]:
     """Arguments that make the example read one small file."""
     text = tmp_path / "text.py"
-    text.write_text("x = 1\n" * 100)
+    text.write_text("x = 1\n" * 1000)
     path = f"experiment.data.path={text}"
     return [RUN_FILE, "--set", "experiment.data.source=text", "--set", path]
 
@@ -113,7 +113,7 @@ def test_another_text_makes_another_run(
 ) -> None:
     run(["config", "fingerprint", *text_run])
     before = capsys.readouterr().out
-    (tmp_path / "text.py").write_text("x = 2\n" * 100)
+    (tmp_path / "text.py").write_text("x = 2\n" * 1000)
     run(["config", "fingerprint", *text_run])
     assert capsys.readouterr().out != before
 

@@ -86,7 +86,8 @@ def test_unknown_key_is_refused_with_its_value() -> None:
         ("experiment.optim.lr=nan", "experiment.optim.lr = nan"),
         ("experiment.optim.lr=inf", "experiment.optim.lr = inf"),
         ("experiment.optim.schedule=cosinus", "experiment.optim.schedule = 'cosinus'"),
-        ("experiment.optim=3", "experiment.optim = 3"),
+        ("experiment.seed=9223372036854775808", "experiment.seed = 9223372036854775808"),
+        ("checkpoint.root=", "checkpoint.root = ''"),
         ("checkpoint.every=0", "checkpoint.every = 0"),
         ("checkpoint.root=[1]", "checkpoint.root = [1]"),
         ("runtime.device=tpu", "runtime.device = 'tpu'"),
@@ -97,6 +98,12 @@ def test_wrong_value_is_refused_with_its_path_and_a_remedy(override: str, shown:
     message = refused(override)
     assert shown in message
     assert "correct the value" in message
+
+
+def test_value_in_place_of_a_section_is_refused_with_the_way_to_write_it() -> None:
+    assert "experiment.optim = 3: is a section, no value; write it as [experiment.optim]" in (
+        refused("experiment.optim=3")
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from kettle.config import DataConfig
-from kettle.data.sources import BETWEEN_DOCUMENTS, Document, cut, digest, read_documents
+from kettle.data.sources import (
+    BETWEEN_DOCUMENTS,
+    Document,
+    count_samples,
+    cut,
+    digest,
+    read_documents,
+)
 from kettle.errors import DataError
 
 
@@ -54,6 +61,13 @@ def test_stream_of_bytes_and_separators_is_cut_evenly(folder: Path) -> None:
 def test_max_samples_takes_them_from_the_beginning(folder: Path) -> None:
     tokens = cut(read_documents(text(folder)), text(folder, max_samples=1))
     assert tokens.tolist() == [[*b"aaaa", BETWEEN_DOCUMENTS]]
+
+
+@pytest.mark.parametrize("max_samples", [None, 1, 2, 9])
+def test_samples_are_counted_as_they_are_cut(folder: Path, max_samples: int | None) -> None:
+    config = text(folder, max_samples=max_samples)
+    documents = read_documents(config)
+    assert count_samples(documents, config) == len(cut(documents, config))
 
 
 def test_moving_a_folder_keeps_the_digest(

@@ -2,9 +2,9 @@
 
 import fsspec
 from fsspec import AbstractFileSystem
-from fsspec.implementations.local import make_path_posix
+from fsspec.implementations.local import LocalFileSystem, make_path_posix
 
-from kettle.errors import CheckpointError
+from kettle.errors import CheckpointError, UsageError
 
 
 def absolute(root: str) -> str:
@@ -30,3 +30,22 @@ def open_store(uri: str) -> tuple[AbstractFileSystem, str]:
             f"can't open {uri}: {error}; for s3:// install kettle[s3], for gs:// kettle[gcs]"
         ) from error
     return filesystem, path
+
+
+def refuse_unusable(root: str) -> None:
+    """Find out before a worker starts that nothing can be saved below a root.
+
+    Raises:
+        UsageError: the scheme is unknown, or a local root is no folder or can't be made one.
+    """
+    try:
+        filesystem, path = open_store(absolute(root))
+        if isinstance(filesystem, LocalFileSystem):
+            filesystem.makedirs(path, exist_ok=True)
+    except CheckpointError as error:
+        raise UsageError(f"checkpoint.root = {root!r}: {error}") from error
+    except OSError as error:
+        raise UsageError(
+            f"checkpoint.root = {root!r} can't be used: {error.strerror or error}; "
+            "name a folder that can be written to, or a URI"
+        ) from error

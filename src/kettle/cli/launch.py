@@ -83,12 +83,14 @@ def train(run_file: RunFile, *, overrides: Overrides = None) -> None:
 
 def _read(run_file: Path, overrides: list[str] | None) -> tuple[RunConfig, DeploymentFacts]:
     logging.basicConfig(format="kettle: %(message)s", level=logging.WARNING)
+    from kettle.checkpoint.filesystem import refuse_unusable, use_endpoint
+
     facts = deployment_facts()
     if facts.s3_endpoint:
-        from kettle.checkpoint.filesystem import use_endpoint
-
         use_endpoint(facts.s3_endpoint)
-    return load(run_file, overrides or []), facts
+    config = load(run_file, overrides or [])
+    refuse_unusable(config.checkpoint.root)
+    return config, facts
 
 
 def _attempt_id(facts: DeploymentFacts) -> str:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from kettle.config import RunConfig
-from kettle.data.sources import digest, read_documents
+from kettle.data.order import order_of
+from kettle.data.sources import count_samples, digest, read_documents
 from kettle.identity import fingerprint, run_id
 
 
@@ -23,7 +24,13 @@ class Identity:
 
 
 def identify(config: RunConfig) -> Identity:
-    """Read the data and name the run. Raises DataError."""
-    data_digest = digest(read_documents(config.experiment.data))
+    """Read the data and name the run.
+
+    Raises:
+        DataError: the data can't be read, or is smaller than one step.
+    """
+    documents = read_documents(config.experiment.data)
+    order_of(config.experiment, samples=count_samples(documents, config.experiment.data))
+    data_digest = digest(documents)
     mark = fingerprint(config.experiment, data_digest=data_digest)
     return Identity(fingerprint=mark, run_id=run_id(config.name, mark), data_digest=data_digest)

@@ -66,6 +66,22 @@ def digest(documents: Sequence[Document]) -> str:
     return total.hexdigest()
 
 
+def count_samples(documents: Sequence[Document], config: DataConfig) -> int:
+    """How many samples the documents are cut into.
+
+    Raises:
+        DataError: they don't fill one sample.
+    """
+    tokens = sum(len(document.content) + 1 for document in documents)
+    width = config.sequence_length + 1
+    if tokens < width:
+        raise DataError(
+            f"the text has {tokens} tokens, and one sample takes {width}; "
+            "add data or shorten experiment.data.sequence_length"
+        )
+    return min(tokens // width, config.max_samples or tokens)
+
+
 def cut(documents: Sequence[Document], config: DataConfig) -> Tokens:
     """Samples [samples, sequence_length + 1], int64: the stream of all documents, cut evenly.
 
@@ -75,19 +91,13 @@ def cut(documents: Sequence[Document], config: DataConfig) -> Tokens:
     Raises:
         DataError: the documents don't fill one sample.
     """
+    samples = count_samples(documents, config)
     pieces = []
     for document in documents:
         pieces.append(np.frombuffer(document.content, dtype=np.uint8).astype(np.int64))
         pieces.append(np.array([BETWEEN_DOCUMENTS], dtype=np.int64))
-    stream = np.concatenate(pieces)
     width = config.sequence_length + 1
-    samples = len(stream) // width
-    if not samples:
-        raise DataError(
-            f"the text has {len(stream)} tokens, and one sample takes {width}; "
-            "add data or shorten experiment.data.sequence_length"
-        )
-    return stream[: samples * width].reshape(samples, width)[: config.max_samples]
+    return np.concatenate(pieces)[: samples * width].reshape(samples, width)
 
 
 def _below(folder: Path, pattern: str) -> list[Path]:
