@@ -1,16 +1,18 @@
 """An interrupted run ends bit for bit where the uninterrupted one ends."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from kettle.errors import StepError
 from kettle.exits import ExitCode
 from kettle.records import CheckpointCommitted, Preemption, RunCompleted, StopDecided
 from kettle.train.run import Run
-from support.attempts import StopAt, Told, alone, compared, forgetting, interrupted
+from support.attempts import Change, StopAt, Told, alone, compared, forgetting, interrupted
 from support.experiments import draw_from_all, noise, tiny
 
 TOTAL_STEPS = 9
@@ -106,6 +108,34 @@ def test_stop_decision_says_how_many_micro_batches_were_dropped(tmp_path: Path) 
     told = alone(tiny(tmp_path), noise(), stop=StopAt(3, 2))
     (decision,) = told.of(StopDecided)
     assert (decision.step, decision.micro_batch) == (2, 2)
+
+
+def broken_gradient(value: float) -> Change:
+    """Make one gradient of step 4 infinite or NaN, while its loss stays finite."""
+
+    def change(run: Run) -> Run:
+        norm = run.norm
+
+        def spoiled(gradients: Sequence[torch.Tensor]) -> float:
+            if run.progress.step == 3:
+                gradients[0][0, 0] = value
+            return norm(gradients)
+
+        return dataclasses.replace(run, norm=spoiled)  # type: ignore[arg-type]
+
+    return change
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_gradient_that_is_not_finite_is_refused_before_it_reaches_the_weights(
+    tmp_path: Path, reference: Told, value: float
+) -> None:
+    config, dataset = tiny(tmp_path, checkpoint__every=1), noise(transform=draw_from_all)
+    with pytest.raises(StepError, match=r"step 4 has loss .* and gradient norm (inf|nan)"):
+        alone(config, dataset, change=broken_gradient(value))
+    resumed = alone(config, dataset)
+    assert resumed.resumed_from == 3
+    assert compared(reference, resumed).identical
 
 
 def test_complete_run_takes_no_step_when_started_again(tmp_path: Path, reference: Told) -> None:

@@ -5,6 +5,7 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kettle.records import (
@@ -17,6 +18,7 @@ from kettle.records import (
 )
 from support.processes import (
     LONG_STEPS,
+    PATIENCE_S,
     Ended,
     command,
     finished,
@@ -256,3 +258,13 @@ def test_train_alone_is_evicted_like_a_launcher(place: Path) -> None:
         ended = train.ended()
     assert ended.exit_code == 75, ended.stderr
     assert ended.one(Preemption).outcome == "saved"
+
+
+def test_workers_die_with_a_launcher_that_is_killed(place: Path) -> None:
+    # Nobody could stop them, and they would go on beside the next attempt.
+    with started(place, command(place, "launch", "--workers", "2", sets=LONG_STEPS)) as launch:
+        launch.until(RunStarted)
+        workers = [launch.rank(0), launch.rank(1)]
+        psutil.Process(launch.pid).kill()
+        _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
+        assert alive == []

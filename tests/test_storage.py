@@ -10,9 +10,12 @@ import fsspec
 import pytest
 from torch.distributed.checkpoint import FileSystemReader
 
-from kettle.checkpoint.catalog import latest_complete, newest_first
+from kettle.checkpoint.catalog import newest_first
 from kettle.checkpoint.filesystem import open_store, use_endpoint
 from kettle.checkpoint.layout import MARKER
+from kettle.checkpoint.marker import FORMAT_VERSION, Marker
+from kettle.checkpoint.store import CheckpointStore, Found
+from kettle.distributed import process_group
 from kettle.errors import CheckpointError
 from kettle.records import CheckpointCommitted, CheckpointSkipped, RunCompleted
 from kettle.train.run import Run
@@ -39,26 +42,47 @@ def folders(steps: int, *, objects: tuple[str, ...]) -> list[str]:
     ]
 
 
+def latest_complete(prefix: str) -> Found:
+    with process_group("cpu", timeout_s=60) as ranks:
+        store = CheckpointStore(
+            prefix=prefix, run_id="run", fingerprint="f" * 64, attempt_id="a", ranks=ranks
+        )
+        return store.latest_complete()
+
+
+def marker_of(step: int) -> bytes:
+    marker = Marker(
+        format_version=FORMAT_VERSION,
+        run_id="run",
+        fingerprint="f" * 64,
+        step=step,
+        attempt_id="a",
+        world_size=1,
+        device_kind="cpu",
+        versions={},
+        sizes_bytes={"__0_0.distcp": 1, ".metadata": 1},
+    )
+    return marker.model_dump_json().encode()
+
+
 @pytest.mark.parametrize("checkpoints", [10, 200])
 def test_latest_complete_costs_one_glob(s3: CountingServer, checkpoints: int) -> None:
     s3.fill(folders(checkpoints, objects=("__0_0.distcp", ".metadata", MARKER)))
+    s3.fill([f"run/step-{checkpoints:08d}-attempt/{MARKER}"], content=marker_of(checkpoints))
     s3.fill([f"run/step-{checkpoints + 1:08d}-attempt/.metadata"])  # a save that was cut off
-    filesystem, path = open_store(f"s3://{s3.bucket}/run")
     before = len(s3.requests)
-    found = latest_complete(filesystem, path)
-    assert found is not None
-    assert found.step == checkpoints
-    assert len(s3.requests) - before == len(s3.lists_since(before)) == 1
+    assert latest_complete(f"s3://{s3.bucket}/run").step == checkpoints
+    # One listing, whatever the number of checkpoints, and the newest marker is read.
+    assert len(s3.lists_since(before)) == 1, s3.requests[before:]
+    assert len(s3.requests) - before == 2, s3.requests[before:]
 
 
-def test_latest_complete_asks_once_per_thousand_objects(s3: CountingServer) -> None:
+def test_latest_complete_lists_once_per_thousand_objects(s3: CountingServer) -> None:
     s3.fill(folders(501, objects=("__0_0.distcp", MARKER)))
     filesystem, path = open_store(f"s3://{s3.bucket}/run")
     before = len(s3.requests)
-    found = latest_complete(filesystem, path)
-    assert found is not None
-    assert found.step == 501
-    assert len(s3.requests) - before == 2
+    assert newest_first(filesystem, path)[0].step == 501
+    assert len(s3.requests) - before == len(s3.lists_since(before)) == 2
 
 
 @pytest.mark.parametrize("scheme", ["path", "file", "memory", "s3"])
@@ -80,12 +104,11 @@ def test_run_is_saved_to_and_resumed_from_any_store(
 
 
 def test_empty_store_has_no_checkpoint(tmp_path: Path) -> None:
-    filesystem, path = open_store(str(tmp_path / "nothing"))
-    assert latest_complete(filesystem, path) is None
+    assert latest_complete(str(tmp_path / "nothing")).uri is None
 
 
 def test_foreign_folders_are_not_taken_for_checkpoints(tmp_path: Path) -> None:
-    for name in ("step-1", "final", "step-00000004-x/deeper/step-five"):
+    for name in ("step-1", "final", "backup/step-00000009-old", "step-00000004-x/step-00000008-x"):
         folder = tmp_path / name
         folder.mkdir(parents=True)
         (folder / MARKER).write_text("x")
@@ -247,6 +270,38 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     committed = [Path(c.checkpoint_uri) for c in told.of(CheckpointCommitted)]
     assert len(committed) == 5
     assert [folder.exists() for folder in committed] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_retention_after_a_fallback_keeps_what_is_whole(tmp_path: Path, keep: int) -> None:
+    options = {"checkpoint__every": 1, "checkpoint__keep": keep}
+    first = alone(tiny(tmp_path, checkpoint__every=3, checkpoint__keep=9), noise(), stop=StopAt(8))
+    whole, *damaged = (Path(c.checkpoint_uri) for c in first.of(CheckpointCommitted))
+    for folder in damaged:  # of steps 6 and 7
+        truncated_shard(folder)
+    alone(tiny(tmp_path, **options), noise(), name="second", stop=StopAt(6))
+    third = alone(tiny(tmp_path, **options), noise(), name="third")
+    assert third.resumed_from == 5
+    assert not whole.exists()
+
+
+@pytest.mark.parametrize("name", ["run[1]", "run*", "run?", "a b"])
+def test_root_is_taken_literally(tmp_path: Path, name: str) -> None:
+    (tmp_path / "runs").mkdir()
+    _, second = interrupted(tiny(tmp_path / name), noise(), stops=[StopAt(3)])
+    assert second.resumed_from == 2
+
+
+def test_resume_with_other_library_versions_says_which(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, newer = saved_twice(tmp_path)
+    marker = json.loads((newer / MARKER).read_text())
+    rewrite_marker(newer, versions={**marker["versions"], "torch": "2.0.0"})
+    resumed = alone(tiny(tmp_path), noise(), name="after")
+    assert resumed.resumed_from == 5
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert any("torch 2.0.0 -> " in message for message in warnings)
 
 
 def test_unknown_scheme_is_refused_with_the_extra_to_install() -> None:

@@ -127,6 +127,7 @@ def fused_adamw(run: Run) -> Run:
 
 
 CONTROLS: dict[str, tuple[Change, dict[str, Any]]] = {
+    "nothing": (as_it_is, {}),
     "stock clip": (stock_clip, {}),
     "stock reduce-scatter": (as_it_is, {"experiment__reduction": "native"}),
     "streams keyed by rank": (streams_by_rank, {}),
@@ -148,12 +149,34 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, To
     return {w: on_ranks(w, run_controls, root / str(w))[0] for w in (1, 3)}
 
 
-@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("control", [name for name in CONTROLS if name != "nothing"])
 def test_control_without_a_canonical_piece_depends_on_the_number_of_ranks(
     controls: dict[int, dict[str, Told]], control: str
 ) -> None:
     one, three = controls[1][control], controls[3][control]
     assert one.of(RunCompleted)[0].weights_digest != three.of(RunCompleted)[0].weights_digest
+
+
+def test_control_that_takes_nothing_out_does_not_depend_on_the_number_of_ranks(
+    controls: dict[int, dict[str, Told]],
+) -> None:
+    assert numbers(controls[1]["nothing"]) == numbers(controls[3]["nothing"])
+
+
+def test_control_stock_reduce_scatter_differs_in_the_gradients_of_the_first_step(
+    controls: dict[int, dict[str, Told]],
+) -> None:
+    one, three = (controls[w]["stock reduce-scatter"].steps[0] for w in (1, 3))
+    assert one.loss == three.loss
+    assert one.grad_norm != three.grad_norm
+
+
+def test_control_fused_adamw_differs_after_a_step_that_did_not(
+    controls: dict[int, dict[str, Told]],
+) -> None:
+    one, three = (numbers(controls[w]["fused AdamW"]) for w in (1, 3))
+    assert one[0] == three[0]  # gradients are canonical; only what the update made of them is not
+    assert one != three
 
 
 def test_control_stock_clip_differs_in_the_norm_of_the_first_step(

@@ -87,6 +87,7 @@ class DataConfig(Section):
     )
     include: str = Field(
         default="*.py",
+        pattern=r"^[^/]",
         description="Which files below a folder are read; `**` crosses folders.",
     )
     tokenizer: Literal["bytes"] = Field(
@@ -191,7 +192,7 @@ class CheckpointConfig(Section):
 
     root: str = Field(
         min_length=1,
-        description="Folder or URI (file://, s3://, gs://, memory://) above the run's own prefix.",
+        description="Folder or URI (file://, s3://, gs://) above the run's own prefix.",
     )
     every: PositiveInt | None = Field(
         default=None, description="Save after every this many steps; None: only when evicted."
@@ -217,7 +218,7 @@ class RuntimeConfig(Section):
         description="When canonical gradients travel: every round (least memory) or once a step "
         "(least traffic; only where virtual_ranks / workers is a power of two). Same bits.",
     )
-    timeout_seconds: PositiveFloat = Field(
+    timeout_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = Field(
         default=600.0, description="After this long in one collective a rank gives up."
     )
 
@@ -256,7 +257,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"can't read run file {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # bad TOML, bad UTF-8, or a number beyond all bounds
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     for override in overrides:
         _apply(tree, override)
@@ -322,7 +323,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def _toml_value(text: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return text  # a bare word, so that no one has to quote a path twice
 
 

@@ -8,7 +8,7 @@
     │   └── TornCheckpointError exit 1   it has no marker, or a marker that does not hold
     ├── EvidenceError           exit 2   logs or checkpoints given to a verdict can't be read
     ├── TiedWeightsError        exit 1   embedding and output head are not one tensor
-    └── NonFiniteLossError      exit 1   the loss is NaN or infinite
+    └── StepError               exit 1   a step has no finite result, or nothing to learn from
 
 A message says what is wrong, which value was found, and what to do about it.
 """
@@ -56,5 +56,8 @@ class TiedWeightsError(KettleError, RuntimeError):
     """Embedding and output head were configured as one tensor and are two."""
 
 
-class NonFiniteLossError(KettleError, ArithmeticError):
-    """The loss is NaN or infinite; going on would only spoil the checkpoints."""
+class StepError(KettleError, ArithmeticError):
+    """Loss or gradient are not finite, or the batch has no token to learn from.
+
+    Nothing of the step was applied: going on would only spoil the checkpoints.
+    """

@@ -67,6 +67,7 @@ def launch(config: RunConfig, *, workers: int, attempt_id: str, grace_s: float) 
                 check_agent(grace_s)
                 told = ["--stop-file", stop_file, "--begun-file", begun_file]
                 told += ["--run-id", run_id, "--attempt-id", attempt_id, "--grace", str(grace_s)]
+                told += ["--launcher", str(os.getpid())]
                 codes = _run_workers(
                     config, Path(folder), workers=workers, told=told, grace_s=grace_s
                 )

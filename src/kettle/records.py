@@ -93,7 +93,7 @@ class StopDecided(_Record):
     event: Literal["stop_decided"] = "stop_decided"
     step: int = Field(description="The last finished step.")
     micro_batch: int = Field(description="Micro-batches of the next step that were dropped.")
-    waited_ms: float | None = Field(description="From this rank's stop request to the agreement.")
+    waited_ms: float | None = Field(description="From the earliest stop request to the agreement.")
 
 
 class Preemption(_Record):

@@ -29,11 +29,11 @@ class CountingServer:
     bucket: str = field(default_factory=lambda: f"checkpoints-{uuid.uuid4().hex[:8]}")
     requests: list[str] = field(default_factory=list)
 
-    def fill(self, keys: Iterable[str]) -> None:
+    def fill(self, keys: Iterable[str], content: bytes = b"x") -> None:
         """Put small objects without going through the network, which takes 10 ms each."""
         backend = s3_backends[ACCOUNT]["aws"]
         for key in keys:
-            backend.put_object(self.bucket, key, b"x")
+            backend.put_object(self.bucket, key, content)
 
     def lists_since(self, start: int) -> list[str]:
         return [request for request in self.requests[start:] if "list-type=2" in request]

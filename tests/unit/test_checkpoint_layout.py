@@ -58,6 +58,16 @@ def test_root_of_an_unknown_scheme_is_refused_before_anything_starts() -> None:
         refuse_unusable("nowhere://x")
 
 
+def test_root_in_memory_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match=r"checkpoint\.root = 'memory://x' is gone when"):
+        refuse_unusable("memory://x")
+
+
+def test_root_that_no_path_can_have_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match=r"can't be used: .*null"):
+        refuse_unusable("a\0b")
+
+
 def test_local_root_is_made_where_it_is_missing(tmp_path: Path) -> None:
     refuse_unusable(str(tmp_path / "a" / "b"))
     assert (tmp_path / "a" / "b").is_dir()

@@ -1,3 +1,4 @@
+import os
 import sysconfig
 from pathlib import Path
 
@@ -105,6 +106,18 @@ def test_standard_library_of_this_python_is_found() -> None:
 def test_installed_packages_are_not_part_of_the_standard_library() -> None:
     config = DataConfig(source="stdlib", sequence_length=64, include="**/*.py")
     assert not [d.name for d in read_documents(config) if "site-packages" in d.name]
+
+
+def test_folder_may_lie_below_one_that_is_called_site_packages(tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages" / "text"
+    folder.mkdir(parents=True)
+    (folder / "a.txt").write_bytes(b"aaaa")
+    assert [d.name for d in read_documents(text(folder))] == ["a.txt"]
+
+
+def test_name_that_is_not_utf8_is_digested(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.txt")).write_bytes(b"aaaa")
+    assert len(digest(read_documents(text(tmp_path)))) == 64
 
 
 def test_no_match_is_refused_with_pattern_and_place(tmp_path: Path) -> None:

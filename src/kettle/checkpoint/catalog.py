@@ -1,5 +1,6 @@
 """Which checkpoints of a run are committed, found with one listing."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fsspec import AbstractFileSystem
@@ -13,33 +14,31 @@ class Committed:
 
     Attributes:
         step: from the folder's name.
-        name: the folder.
-        marker_size: bytes; 0 for a marker that was torn.
+        name: the folder, directly below the run's prefix.
+        sizes_bytes: every object in it, the marker included, as the listing says.
     """
 
     step: int
     name: str
-    marker_size: int
+    sizes_bytes: Mapping[str, int]
 
 
 def newest_first(filesystem: AbstractFileSystem, prefix: str) -> list[Committed]:
-    """All committed checkpoints below a prefix, the newest step first; one listing on the wire.
+    """All committed checkpoints directly below a prefix, the newest step first.
 
-    `**` makes fsspec list the prefix recursively, 1,000 objects a request; `*/_COMMIT` would make
-    a request for every checkpoint.
+    One recursive listing on the wire, a request for every 1,000 objects; asking for `*/_COMMIT`
+    instead would make one for every checkpoint. The prefix is taken literally.
     """
+    # An object store's client remembers listings, and would hide what another process wrote.
     filesystem.invalidate_cache()
-    found = filesystem.glob(f"{prefix}/**/{MARKER}", detail=True)
-    committed = []
-    for path, info in found.items():
-        name = path.split("/")[-2]
-        step = step_of(name)
-        if step is not None:
-            committed.append(Committed(step=step, name=name, marker_size=info["size"]))
+    folders: dict[str, dict[str, int]] = {}
+    for path, info in filesystem.find(prefix, detail=True).items():
+        inside = path.removeprefix(prefix).strip("/").split("/")
+        if len(inside) == 2:
+            folders.setdefault(inside[0], {})[inside[1]] = info["size"]
+    committed = [
+        Committed(step=step, name=name, sizes_bytes=sizes)
+        for name, sizes in folders.items()
+        if MARKER in sizes and (step := step_of(name)) is not None
+    ]
     return sorted(committed, key=lambda entry: (entry.step, entry.name), reverse=True)
-
-
-def latest_complete(filesystem: AbstractFileSystem, prefix: str) -> Committed | None:
-    """The newest checkpoint whose marker is not empty, or None; one listing on the wire."""
-    whole = (entry for entry in newest_first(filesystem, prefix) if entry.marker_size)
-    return next(whole, None)

@@ -1,5 +1,8 @@
 """From a root as the run file gives it to a filesystem: plain paths and URIs alike."""
 
+import errno
+import os
+
 import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem, make_path_posix
@@ -36,16 +39,25 @@ def refuse_unusable(root: str) -> None:
     """Find out before a worker starts that nothing can be saved below a root.
 
     Raises:
-        UsageError: the scheme is unknown, or a local root is no folder or can't be made one.
+        UsageError: the scheme is unknown, a local root is no folder that can be written to, or the
+            root is in this process's memory.
     """
+    if root.startswith("memory:"):
+        raise UsageError(
+            f"checkpoint.root = {root!r} is gone when the process ends; name a folder, or a URI "
+            "of a store that lasts"
+        )
     try:
         filesystem, path = open_store(absolute(root))
         if isinstance(filesystem, LocalFileSystem):
             filesystem.makedirs(path, exist_ok=True)
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, "it can't be written to")
     except CheckpointError as error:
         raise UsageError(f"checkpoint.root = {root!r}: {error}") from error
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"checkpoint.root = {root!r} can't be used: {error.strerror or error}; "
+            f"checkpoint.root = {root!r} can't be used: {reason}; "
             "name a folder that can be written to, or a URI"
         ) from error

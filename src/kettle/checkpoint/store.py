@@ -66,6 +66,7 @@ class Found:
 
     uri: str | None
     step: int | None
+    versions: Mapping[str, str]
     skipped: tuple[Skipped, ...]
 
 
@@ -102,13 +103,16 @@ class CheckpointStore:
         save_ms = (time.monotonic() - started) * 1e3
         return Saved(step=step, uri=uri, save_ms=save_ms, size_bytes=size_bytes)
 
-    def find(self) -> Found:
-        """Look for the newest checkpoint that is whole; collective, one listing on rank 0.
+    def latest_complete(self) -> Found:
+        """The newest checkpoint that is whole; collective.
+
+        Rank 0 looks: one listing, and one read for each marker until one holds.
 
         Raises:
-            CheckpointError: the newest whole one belongs to another experiment or device.
+            CheckpointError: the newest whole one belongs to another experiment or device, or the
+                store can't be read.
         """
-        return told_by_first(self._find, ranks=self.ranks)
+        return told_by_first(self._latest_complete, ranks=self.ranks)
 
     def load(self, uri: str, parts: Mapping[str, Stateful]) -> None:
         """Restore every part from a checkpoint, or raise; collective.
@@ -132,15 +136,18 @@ class CheckpointStore:
         for name, part in parts.items():
             part.load_state_dict(state[name])
 
-    def prune(self, *, keep: int) -> None:
-        """Delete all but the newest committed checkpoints; only rank 0 acts.
+    def prune(self, saved: Saved, *, keep: int) -> None:
+        """Delete committed checkpoints but `saved` and the newest before it; only rank 0 acts.
 
+        What claims a later step than `saved` was passed over when this attempt began, because it
+        is damaged. It takes no place from those that are whole, and stays for a person to look at.
         Each loses its marker first, so that one half deleted is never taken for whole.
         """
         if not self.ranks.is_first:
             return
         filesystem, path = open_store(self.prefix)
-        for entry in newest_first(filesystem, path)[keep:]:
+        older = [entry for entry in newest_first(filesystem, path) if entry.step < saved.step]
+        for entry in older[keep - 1 :]:
             folder = join(path, entry.name)
             filesystem.rm_file(join(folder, MARKER))
             filesystem.rm(folder, recursive=True)
@@ -148,7 +155,11 @@ class CheckpointStore:
     def _commit(self, step: int, uri: str) -> int:
         filesystem, path = open_store(uri)
         try:
-            sizes = _sizes_bytes(filesystem, path)
+            filesystem.invalidate_cache()
+            found = filesystem.find(path, detail=True)
+            sizes: dict[str, int] = {
+                name.rsplit("/", 1)[-1]: info["size"] for name, info in found.items()
+            }
             marker = Marker(
                 format_version=FORMAT_VERSION,
                 run_id=self.run_id,
@@ -168,28 +179,34 @@ class CheckpointStore:
             ) from error
         return sum(sizes.values()) + len(content)
 
-    def _find(self) -> Found:
+    def _latest_complete(self) -> Found:
         filesystem, path = open_store(self.prefix)
         skipped: list[Skipped] = []
-        for entry in newest_first(filesystem, path):
-            uri = join(self.prefix, entry.name)
-            folder = join(path, entry.name)
-            try:
-                marker = read_marker(filesystem.cat_file(join(folder, MARKER)), uri=uri)
-                check_sizes(marker, _sizes_bytes(filesystem, folder), uri=uri)
-            except TornCheckpointError as error:
-                skipped.append(Skipped(uri=uri, reason=str(error)))
-                continue
-            except OSError as error:
-                raise CheckpointError(f"can't read {uri}: {error}") from error
-            check_identity(
-                marker,
-                uri=uri,
-                fingerprint=self.fingerprint,
-                device_kind=self.ranks.device.type,
-            )
-            return Found(uri=uri, step=marker.step, skipped=tuple(skipped))
-        return Found(uri=None, step=None, skipped=tuple(skipped))
+        try:
+            for entry in newest_first(filesystem, path):
+                uri = join(self.prefix, entry.name)
+                try:
+                    content = filesystem.cat_file(join(path, entry.name, MARKER))
+                    marker = read_marker(content, uri=uri)
+                    check_sizes(marker, entry.sizes_bytes, uri=uri)
+                except TornCheckpointError as error:
+                    skipped.append(Skipped(uri=uri, reason=str(error)))
+                    continue
+                check_identity(
+                    marker,
+                    uri=uri,
+                    fingerprint=self.fingerprint,
+                    device_kind=self.ranks.device.type,
+                )
+                return Found(uri, marker.step, marker.versions, tuple(skipped))
+        except CheckpointError:
+            raise
+        except OSError as error:
+            raise CheckpointError(
+                f"can't look for checkpoints below {self.prefix}: {error}; give this process "
+                "access, or correct checkpoint.root"
+            ) from error
+        return Found(uri=None, step=None, versions={}, skipped=tuple(skipped))
 
 
 class ExactKeys(DefaultLoadPlanner):
@@ -227,14 +244,6 @@ def _some(keys: set[str]) -> str:
     shown = sorted(keys)[:5]
     more = len(keys) - len(shown)
     return (", ".join(shown) or "none") + (f" and {more} more" if more else "")
-
-
-def _sizes_bytes(filesystem: Any, folder: str) -> dict[str, int]:
-    # An object store's listings are cached in the client, which would hide what was just written.
-    filesystem.invalidate_cache()
-    found = filesystem.find(folder, detail=True)
-    sizes = {path.rsplit("/", 1)[-1]: info["size"] for path, info in found.items()}
-    return {name: size for name, size in sorted(sizes.items()) if name != MARKER}
 
 
 def _unwrapped(error: CheckpointException, *, doing: str) -> CheckpointError:

@@ -94,4 +94,6 @@ def _read(run_file: Path, overrides: list[str] | None) -> tuple[RunConfig, Deplo
 
 
 def _attempt_id(facts: DeploymentFacts) -> str:
-    return facts.attempt_id or uuid.uuid4().hex[:12]
+    # A platform may start the same pod twice, and no two attempts may share a name.
+    fresh = uuid.uuid4().hex[:12]
+    return f"{facts.attempt_id}-{fresh[:6]}" if facts.attempt_id else fresh

@@ -62,7 +62,8 @@ def digest(documents: Sequence[Document]) -> str:
     total = hashlib.sha256()
     for document in documents:
         content = hashlib.sha256(document.content).hexdigest()
-        total.update(f"{document.name}\0{len(document.content)}\0{content}\n".encode())
+        line = f"{document.name}\0{len(document.content)}\0{content}\n"
+        total.update(line.encode("utf-8", "surrogateescape"))
     return total.hexdigest()
 
 
@@ -101,10 +102,10 @@ def cut(documents: Sequence[Document], config: DataConfig) -> Tokens:
 
 
 def _below(folder: Path, pattern: str) -> list[Path]:
-    found = (path for path in folder.glob(pattern) if path.is_file())
+    found = {path.relative_to(folder): path for path in folder.glob(pattern) if path.is_file()}
     # What pip installed or Python compiled is not the data's own text.
-    own = (path for path in found if not {"site-packages", "__pycache__"} & set(path.parts))
-    return sorted(own, key=lambda path: path.relative_to(folder).as_posix())
+    own = [name for name in found if not {"site-packages", "__pycache__"} & set(name.parts)]
+    return [found[name] for name in sorted(own, key=lambda name: name.as_posix())]
 
 
 def _read(path: Path, *, folder: Path) -> Document:

@@ -3,6 +3,7 @@
 import logging
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,7 +53,7 @@ def train(run: Run) -> Outcome:
         reason = run.schedule.due(step)
         if reason is not None:
             covered = save(run, reason)
-            prune(run)
+            prune(run, covered)
 
     digest = weights_digest(run.parts["model"].state_dict(), ranks=run.ranks)
     run.emit(
@@ -70,7 +71,7 @@ def train(run: Run) -> Outcome:
 def restore(run: Run) -> Saved | None:
     """Restore every part from the newest whole checkpoint, if there is one; collective."""
     started = time.monotonic()
-    found = run.store.find()
+    found = run.store.latest_complete()
     for skipped in found.skipped:
         run.emit(CheckpointSkipped(**_who(run), checkpoint_uri=skipped.uri, reason=skipped.reason))
         if run.ranks.is_first:
@@ -78,6 +79,7 @@ def restore(run: Run) -> Saved | None:
     covered = None
     restore_ms = None
     if found.uri is not None:
+        _warn_of_other_versions(run, found.versions)
         run.store.load(found.uri, run.parts)
         assert_tied(run.model, expected=run.config.experiment.model.tie_embeddings)
         restore_ms = (time.monotonic() - started) * 1e3
@@ -102,10 +104,10 @@ def save(run: Run, reason: Literal["schedule", "final", "preemption"]) -> Saved:
     return saved
 
 
-def prune(run: Run) -> None:
+def prune(run: Run, saved: Saved) -> None:
     """Delete what retention doesn't keep; a fault there is no reason to end the run."""
     try:
-        run.store.prune(keep=run.config.checkpoint.keep)
+        run.store.prune(saved, keep=run.config.checkpoint.keep)
     except OSError as error:
         log.warning("could not delete old checkpoints below %s: %s", run.store.prefix, error)
 
@@ -146,6 +148,19 @@ def leave(run: Run, decision: StopDecision, *, covered: Saved | None) -> Outcome
         )
     )
     return Outcome(ExitCode.PREEMPTED)
+
+
+def _warn_of_other_versions(run: Run, saved: Mapping[str, str]) -> None:
+    changed = [
+        f"{name} {saved.get(name, 'none')} -> {version}"
+        for name, version in library_versions().items()
+        if saved.get(name) != version
+    ]
+    if changed and run.ranks.is_first:
+        log.warning(
+            "other versions than the checkpoint's, so the same bits are not promised: %s",
+            ", ".join(changed),
+        )
 
 
 def _who(run: Run) -> dict[str, str]:

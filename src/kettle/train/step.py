@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from kettle.data.loader import IGNORED, MicroBatch
 from kettle.data.order import Position, sample_lanes
 from kettle.distributed import Ranks, exact_sum
-from kettle.errors import DataError, NonFiniteLossError
+from kettle.errors import StepError
 from kettle.model.shard import clear_gradients, local_gradients
 from kettle.train.run import Run
 from kettle.train.stop import StopDecision, agree
@@ -40,44 +40,31 @@ def take_step(run: Run, step: int) -> StepResult | StopDecision:
     """Take one step, or decide to stop and leave everything as it was before; collective.
 
     Raises:
-        NonFiniteLossError: on all ranks alike.
-        DataError: the global batch has no token to learn from.
+        StepError: on all ranks alike, with nothing of the step applied.
     """
     start = run.order.settle(Position(run.position.epoch, run.position.sample_index))
     run.batches.start_step(start)
     sums = _StepSums(run.order.virtual_ranks, device=run.ranks.device)
-    accumulation = run.order.accumulation
-
-    for index, round_ in enumerate(run.hosting.rounds):
-        run.reduction.start_round(index)
-        virtual_rank = round_.virtual_ranks[run.ranks.rank]
-        with run.streams.of(virtual_rank):
-            for micro in range(accumulation):
-                micro_batch = index * accumulation + micro
-                decision = agree(run.stop, step=step, micro_batch=micro_batch, ranks=run.ranks)
-                if decision is not None:
-                    _drop(run)
-                    return decision
-                # The last micro-batch hands the virtual rank's leaf to the reduction.
-                run.model.set_requires_gradient_sync(micro == accumulation - 1)
-                if virtual_rank is None:
-                    _backward(run, run.batches.idle_batch())
-                    continue
-                batch = run.dataset.transform(run.batches.take())
-                places = run.order.places(
-                    start.sample_index, virtual_rank=virtual_rank, micro=micro
-                )
-                sums.add(virtual_rank, batch, places=places, loss=_backward(run, batch))
+    decision = _accumulate(run, step, start=start, sums=sums)
+    if decision is not None:
+        run.reduction.drop_step()
+        run.streams.drop_step()
+        clear_gradients(run.model)
+        return decision
 
     loss, tokens, sample_digest = sums.over_all(run.ranks)
     if not tokens:
-        raise DataError(f"step {step} has no token to learn from; look at its samples' labels")
-    if not math.isfinite(loss):
-        raise NonFiniteLossError(
-            f"loss is {loss} at step {step}; nothing of the step was applied, so lower "
-            "experiment.optim.lr or look at the data, and resume from the last checkpoint"
+        raise StepError(f"step {step} has no token to learn from; look at its samples' labels")
+    gradients = local_gradients(run.model)
+    grad_norm = run.norm(gradients) / tokens
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise StepError(
+            f"step {step} has loss {loss} and gradient norm {grad_norm}; nothing of it was "
+            "applied, so lower experiment.optim.lr or look at the data, in a run of another name"
         )
-    grad_norm = _normalise_and_clip(run, tokens=tokens)
+    clip = min(1.0, run.config.experiment.optim.max_grad_norm / (grad_norm + 1e-6))
+    with torch.no_grad():
+        torch._foreach_mul_(gradients, clip / tokens)
     lr = float(run.scheduler.get_last_lr()[0])
     run.optimizer.step()
     run.scheduler.step()
@@ -92,6 +79,31 @@ def take_step(run: Run, step: int) -> StepResult | StopDecision:
     return StepResult(start.epoch, loss, tokens, grad_norm, lr, sample_digest)
 
 
+def _accumulate(run: Run, step: int, *, start: Position, sums: "_StepSums") -> StopDecision | None:
+    """Every micro-batch of this rank, unless all ranks agree to stop before one; collective."""
+    accumulation = run.order.accumulation
+    for index, round_ in enumerate(run.hosting.rounds):
+        run.reduction.start_round(index)
+        virtual_rank = round_.virtual_ranks[run.ranks.rank]
+        with run.streams.of(virtual_rank):
+            for micro in range(accumulation):
+                micro_batch = index * accumulation + micro
+                decision = agree(run.stop, step=step, micro_batch=micro_batch, ranks=run.ranks)
+                if decision is not None:
+                    return decision
+                # The last micro-batch hands the virtual rank's leaf to the reduction.
+                run.model.set_requires_gradient_sync(micro == accumulation - 1)
+                if virtual_rank is None:
+                    _backward(run, run.batches.idle_batch())
+                    continue
+                batch = run.dataset.transform(run.batches.take())
+                places = run.order.places(
+                    start.sample_index, virtual_rank=virtual_rank, micro=micro
+                )
+                sums.add(virtual_rank, batch, places=places, loss=_backward(run, batch))
+    return None
+
+
 def _backward(run: Run, batch: MicroBatch) -> torch.Tensor:
     """Forward and backward of one micro-batch; its loss summed over learned tokens, detached."""
     device = run.ranks.device
@@ -103,22 +115,6 @@ def _backward(run: Run, batch: MicroBatch) -> torch.Tensor:
     )
     loss.backward()
     return loss.detach()
-
-
-@torch.no_grad()
-def _normalise_and_clip(run: Run, *, tokens: int) -> float:
-    """Turn summed gradients into those of the clipped mean loss; the norm before clipping."""
-    gradients = local_gradients(run.model)
-    grad_norm = run.norm(gradients) / tokens
-    clip = min(1.0, run.config.experiment.optim.max_grad_norm / (grad_norm + 1e-6))
-    torch._foreach_mul_(gradients, clip / tokens)
-    return grad_norm
-
-
-def _drop(run: Run) -> None:
-    run.reduction.drop_step()
-    run.streams.drop_step()
-    clear_gradients(run.model)
 
 
 class _StepSums:

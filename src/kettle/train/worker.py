@@ -8,8 +8,10 @@ if __name__ == "__main__":
     signals.install()
 
 import argparse
+import ctypes
 import logging
 import os
+import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -17,12 +19,14 @@ from pathlib import Path
 
 from kettle.checkpoint.filesystem import use_endpoint
 from kettle.config import RunConfig, deployment_facts
-from kettle.errors import KettleError
+from kettle.errors import DataError, KettleError
 from kettle.exits import ExitCode
 from kettle.grace import GraceBudget
 from kettle.records import Record, RunFailed, emit, left_before_start
 
 log = logging.getLogger("kettle")
+
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,11 @@ def _train(config: RunConfig, attempt: Attempt) -> ExitCode:
             emit=emit if ranks.is_first else _say_nothing,
             grace_s=attempt.grace_s,
         )
+        if run.run_id != attempt.run_id:
+            raise DataError(
+                f"the data changed while the attempt started: it was {attempt.run_id} and is now "
+                f"{run.run_id}; start it again once nothing writes to the data"
+            )
         # Nothing was written so far. Nobody leaves alone: the others would wait for it.
         is_speaker = ranks.is_first and _begin(attempt)
         stopped = earliest(stop(step=0, micro_batch=0), ranks=ranks)
@@ -125,6 +134,18 @@ def _failed(error: Exception, attempt: Attempt, *, exit_code: ExitCode) -> ExitC
     return exit_code
 
 
+def _die_with(launcher: int) -> None:
+    """Be killed when the launcher is: nobody would stop this worker, and a next attempt may come.
+
+    Only Linux can do this.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != launcher:
+        os.kill(os.getpid(), signal.SIGKILL)  # it was gone before the call above
+
+
 def _say_nothing(record: Record) -> None:
     """Every rank makes the same records; rank 0's are enough."""
 
@@ -139,7 +160,9 @@ def main() -> int:
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--attempt-id", required=True)
     parser.add_argument("--grace", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--launcher", type=int, required=True, metavar="PID")
     said = parser.parse_args()
+    _die_with(said.launcher)
 
     rank = os.environ["RANK"]
     logging.basicConfig(format=f"kettle: rank {rank}: %(message)s", level=logging.WARNING)
