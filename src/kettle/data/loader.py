@@ -116,22 +116,26 @@ class MicroBatches:
 
     def _open(self, position: Position) -> Iterator[MicroBatch]:
         indices = _EpochSampler(self._order, position, rank=self._rank, hosting=self._hosting)
-        with warnings.catch_warnings():
-            # torchdata 0.11 calls what torch 2.13 deprecates; nothing that a user could act on.
-            warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
-            loader = StatefulDataLoader(
-                _Indexed(self._dataset.samples),
-                batch_sampler=indices,
-                num_workers=self._processes,
-                collate_fn=_collate,
-                # Making an iterator draws a seed; from a generator of its own it moves no other.
-                generator=torch.Generator(),
-                multiprocessing_context="fork" if self._processes else None,
-            )
         # A signal to the whole process group must not kill the loader's processes: they inherit
         # the mask, so the signal stays pending there, and this process alone decides.
-        with stop_signals_blocked():
-            return iter(loader)
+        with warnings.catch_warnings(), stop_signals_blocked():
+            # torchdata 0.11 calls what torch 2.13 deprecates; nothing that a user could act on.
+            warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
+            # Python 3.12 and newer warn of forking beside threads. The forked process only reads
+            # samples: it takes no lock of this one's and runs no kernel of torch's.
+            warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork")
+            return iter(
+                StatefulDataLoader(
+                    _Indexed(self._dataset.samples),
+                    batch_sampler=indices,
+                    num_workers=self._processes,
+                    collate_fn=_collate,
+                    # Making an iterator draws a seed; from a generator of its own it moves no
+                    # other stream.
+                    generator=torch.Generator(),
+                    multiprocessing_context="fork" if self._processes else None,
+                )
+            )
 
 
 class _EpochSampler(Sampler[list[int]]):
