@@ -266,7 +266,7 @@ def _measured(
     # torchdata 0.11 calls a function that torch 2.13 deprecates.
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
     torch.set_num_threads(config.experiment.threads)
-    dataset = open_dataset(config.experiment.data)
+    dataset = open_dataset(config.experiment.data, path=config.runtime.data_path)
     with (
         process_group("cpu", timeout_s=300) as ranks,
         Path(os.devnull).open("w", encoding="utf-8") as sink,

@@ -156,7 +156,7 @@ def test_a_launcher_leaves_neither_a_process_nor_a_temporary_file(lifetime: Life
         ((), {"KETTLE_WORKERS": "1.5"}, "KETTLE_WORKERS = 1.5"),
         ((), {"KETTLE_GRACE": "soon"}, "KETTLE_GRACE = 'soon'"),
         (
-            ("--set", "experiment.data.source=text", "--set", "experiment.data.path=/no/such/file"),
+            ("--set", "experiment.data.source=text", "--set", "runtime.data_path=/no/such/file"),
             {},
             "/no/such/file",
         ),

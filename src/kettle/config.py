@@ -78,12 +78,7 @@ class DataConfig(Section):
 
     source: Literal["stdlib", "text"] = Field(
         description="stdlib: the source files of this Python's standard library. "
-        "text: the files that `path` names."
-    )
-    path: str | None = Field(
-        default=None,
-        description='A file, a folder or a glob, for source = "text"; a relative one starts at '
-        "the working directory.",
+        "text: the files that runtime.data_path names."
     )
     include: str = Field(
         default="*.py",
@@ -99,17 +94,6 @@ class DataConfig(Section):
     max_samples: PositiveInt | None = Field(
         default=None, description="Use only this many samples from the beginning; None: all."
     )
-
-    @model_validator(mode="after")
-    def _path_fits_source(self) -> Self:
-        if self.source == "text" and self.path is None:
-            raise ValueError('source = "text" needs path; name a file, a folder or a glob')
-        if self.source == "stdlib" and self.path is not None:
-            raise ValueError(
-                f'path = {self.path!r} is not used with source = "stdlib"; '
-                'leave it out, or set source = "text"'
-            )
-        return self
 
 
 class OptimConfig(Section):
@@ -207,6 +191,11 @@ class RuntimeConfig(Section):
         default=30.0,
         description="Seconds between SIGTERM and SIGKILL; KETTLE_GRACE goes before it.",
     )
+    data_path: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description='A file, a folder or a glob, for source = "text"; a relative one starts at '
+        "the working directory. Where the text lies makes no other run; what it says does.",
+    )
     loader_workers: NonNegativeInt = Field(
         default=0, description="Processes per rank that read samples ahead."
     )
@@ -235,6 +224,21 @@ class RunConfig(Section):
     experiment: ExperimentConfig
     checkpoint: CheckpointConfig
     runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _path_fits_source(self) -> Self:
+        source, path = self.experiment.data.source, self.runtime.data_path
+        if source == "text" and path is None:
+            raise ValueError(
+                'experiment.data.source = "text" needs runtime.data_path; '
+                "name a file, a folder or a glob"
+            )
+        if source == "stdlib" and path is not None:
+            raise ValueError(
+                f'runtime.data_path = {path!r} is not used with experiment.data.source = "stdlib"; '
+                'leave it out, or set the source to "text"'
+            )
+        return self
 
 
 class DeploymentFacts(Section):

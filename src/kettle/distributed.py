@@ -52,8 +52,8 @@ def choose_device_kind(
         return "cpu"
     if available < local_world_size:
         raise UsageError(
-            f'runtime.device = "cuda" with {local_world_size} workers needs as many GPUs, '
-            f'but {available} are visible; use fewer workers or device = "cpu"'
+            f'runtime.device = "cuda" needs a GPU for each worker: there are {local_world_size} '
+            f'workers and {available} visible GPUs; use fewer workers or device = "cpu"'
         )
     return "cuda"
 

@@ -244,3 +244,14 @@ def test_nan_equals_nan_in_step_records() -> None:
 def test_runs_without_a_common_step_are_refused() -> None:
     with pytest.raises(EvidenceError, match="no step in common"):
         first_difference([step("a", 1)], [step("a", 2)])
+
+
+def test_logs_of_several_runs_of_one_experiment_are_told_apart() -> None:
+    twice = [*flat(interrupted_run(4, 12)), *renamed(flat(interrupted_run(12)))]
+    verdict = verify(attempts_of(twice))
+    assert not verdict.verdict
+    assert "may be logs of several runs" in verdict.sentence
+
+
+def renamed(records: list[Record]) -> list[Record]:
+    return [r.model_copy(update={"attempt_id": f"other-{r.attempt_id}"}) for r in records]

@@ -22,7 +22,7 @@ def text_run(tmp_path: Path) -> list[str]:
     """Arguments that make the example read one small file."""
     text = tmp_path / "text.py"
     text.write_text("x = 1\n" * 1000)
-    path = f"experiment.data.path={text}"
+    path = f"runtime.data_path={text}"
     return [RUN_FILE, "--set", "experiment.data.source=text", "--set", path]
 
 
@@ -119,9 +119,9 @@ def test_another_text_makes_another_run(
 
 
 def test_data_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    sets = ["--set", "experiment.data.source=text", "--set", "experiment.data.path=absent/"]
+    sets = ["--set", "experiment.data.source=text", "--set", "runtime.data_path=absent/"]
     assert run(["config", "fingerprint", RUN_FILE, *sets]) == 2
-    assert "absent/" in capsys.readouterr().err
+    assert "/absent; check runtime.data_path" in capsys.readouterr().err
 
 
 def test_the_schema_accepts_the_example_and_refuses_an_unknown_key(

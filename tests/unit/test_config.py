@@ -118,15 +118,15 @@ def test_value_in_place_of_a_section_is_refused_with_the_way_to_write_it() -> No
         (["experiment.model.kv_heads=3"], "experiment.model", "kv_heads = 3", "choose a divisor"),
         (
             ["experiment.data.source=text"],
-            "experiment.data",
+            "run file",
             'source = "text"',
             "name a file, a folder or a glob",
         ),
         (
-            ["experiment.data.path=books"],
-            "experiment.data",
-            "path = 'books'",
-            'set source = "text"',
+            ["runtime.data_path=books"],
+            "run file",
+            "data_path = 'books'",
+            'set the source to "text"',
         ),
         (
             ["experiment.optim.warmup_steps=61"],

@@ -17,16 +17,14 @@ from kettle.data.sources import (
 from kettle.errors import DataError
 
 
-def text(path: Path, **options: object) -> DataConfig:
+def text(**options: object) -> DataConfig:
     return DataConfig.model_validate(
-        {
-            "source": "text",
-            "path": str(path),
-            "include": "**/*.txt",
-            "sequence_length": 4,
-            **options,
-        }
+        {"source": "text", "include": "**/*.txt", "sequence_length": 4, **options}
     )
+
+
+def read(path: Path, **options: object) -> list[Document]:
+    return read_documents(text(**options), path=str(path))
 
 
 @pytest.fixture
@@ -40,34 +38,34 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_folder_is_read_in_the_order_of_names(folder: Path) -> None:
-    assert [d.name for d in read_documents(text(folder))] == ["a.txt", "b.txt", "deep/c.txt"]
+    assert [d.name for d in read(folder)] == ["a.txt", "b.txt", "deep/c.txt"]
 
 
 def test_glob_and_single_file_are_read(folder: Path) -> None:
-    assert [d.name for d in read_documents(text(folder / "*.txt"))] == ["a.txt", "b.txt"]
-    assert [d.content for d in read_documents(text(folder / "a.txt"))] == [b"aaaa"]
+    assert [d.name for d in read(folder / "*.txt")] == ["a.txt", "b.txt"]
+    assert [d.content for d in read(folder / "a.txt")] == [b"aaaa"]
 
 
 def test_content_is_taken_byte_for_byte(folder: Path) -> None:
-    assert read_documents(text(folder))[-1].content == b"\xc3\xa9\r\n"
+    assert read(folder)[-1].content == b"\xc3\xa9\r\n"
 
 
 def test_stream_of_bytes_and_separators_is_cut_evenly(folder: Path) -> None:
-    tokens = cut(read_documents(text(folder)), text(folder))
+    tokens = cut(read(folder), text())
     stream = [*b"aaaa", BETWEEN_DOCUMENTS, *b"bb", BETWEEN_DOCUMENTS, *b"\xc3\xa9\r\n"]
     assert tokens.tolist() == [stream[:5], stream[5:10]]  # the rest fills no sample
     assert tokens.dtype == np.int64
 
 
 def test_max_samples_takes_them_from_the_beginning(folder: Path) -> None:
-    tokens = cut(read_documents(text(folder)), text(folder, max_samples=1))
+    tokens = cut(read(folder), text(max_samples=1))
     assert tokens.tolist() == [[*b"aaaa", BETWEEN_DOCUMENTS]]
 
 
 @pytest.mark.parametrize("max_samples", [None, 1, 2, 9])
 def test_samples_are_counted_as_they_are_cut(folder: Path, max_samples: int | None) -> None:
-    config = text(folder, max_samples=max_samples)
-    documents = read_documents(config)
+    config = text(max_samples=max_samples)
+    documents = read(folder)
     assert count_samples(documents, config) == len(cut(documents, config))
 
 
@@ -75,9 +73,9 @@ def test_moving_a_folder_keeps_the_digest(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     moved = tmp_path_factory.mktemp("moved") / "elsewhere"
-    before = digest(read_documents(text(folder)))
+    before = digest(read(folder))
     folder.rename(moved)
-    assert digest(read_documents(text(moved))) == before
+    assert digest(read(moved)) == before
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_digest_notices_another_name_content_or_order(documents: list[Document])
 
 def test_standard_library_of_this_python_is_found() -> None:
     config = DataConfig(source="stdlib", sequence_length=64)
-    documents = read_documents(config)
+    documents = read_documents(config, path=None)
     names = {d.name for d in documents}
     assert {"abc.py", "json.py", "typing.py"} - names == {"json.py"}  # json is a package
     own = (Path(sysconfig.get_path("stdlib")) / "abc.py").read_bytes()
@@ -105,33 +103,33 @@ def test_standard_library_of_this_python_is_found() -> None:
 
 def test_installed_packages_are_not_part_of_the_standard_library() -> None:
     config = DataConfig(source="stdlib", sequence_length=64, include="**/*.py")
-    assert not [d.name for d in read_documents(config) if "site-packages" in d.name]
+    assert not [d.name for d in read_documents(config, path=None) if "site-packages" in d.name]
 
 
 def test_folder_may_lie_below_one_that_is_called_site_packages(tmp_path: Path) -> None:
     folder = tmp_path / "site-packages" / "text"
     folder.mkdir(parents=True)
     (folder / "a.txt").write_bytes(b"aaaa")
-    assert [d.name for d in read_documents(text(folder))] == ["a.txt"]
+    assert [d.name for d in read(folder)] == ["a.txt"]
 
 
 def test_name_that_is_not_utf8_is_digested(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff.txt")).write_bytes(b"aaaa")
-    assert len(digest(read_documents(text(tmp_path)))) == 64
+    assert len(digest(read(tmp_path))) == 64
 
 
 def test_no_match_is_refused_with_pattern_and_place(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no file matches '\*\*/\*\.txt' in .*; check"):
-        read_documents(text(tmp_path))
+        read(tmp_path)
 
 
 def test_text_shorter_than_a_sample_is_refused_with_both_numbers(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_bytes(b"abc")
     with pytest.raises(DataError, match="has 4 tokens, and one sample takes 5"):
-        cut(read_documents(text(tmp_path)), text(tmp_path))
+        cut(read(tmp_path), text())
 
 
 def test_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to(tmp_path / "a.txt")
     with pytest.raises(DataError, match=r"no file matches|can't read"):
-        read_documents(text(tmp_path))
+        read(tmp_path)

@@ -63,7 +63,7 @@ def train(run_file: RunFile, *, overrides: Overrides = None) -> None:
     """
     from kettle.data.identify import identify
     from kettle.hosting import plan_hosting
-    from kettle.train.worker import Attempt, work
+    from kettle.train.worker import Attempt, talk_to_a_person, work
 
     config, facts = _read(run_file, overrides)
     plan_hosting(
@@ -71,6 +71,7 @@ def train(run_file: RunFile, *, overrides: Overrides = None) -> None:
         world_size=1,
         exchange=config.runtime.exchange,
     )
+    talk_to_a_person()
     attempt = Attempt(
         run_id=identify(config).run_id,
         attempt_id=_attempt_id(facts),

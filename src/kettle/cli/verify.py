@@ -14,7 +14,8 @@ def verify(
     logs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="LOG", help="JSONL logs of one run, in any order; a folder: its *.jsonl."
+            metavar="LOG",
+            help="JSONL logs of one run, in any order; a folder: all *.jsonl below it.",
         ),
     ],
     *,

@@ -29,7 +29,7 @@ def identify(config: RunConfig) -> Identity:
     Raises:
         DataError: the data can't be read, or is smaller than one step.
     """
-    documents = read_documents(config.experiment.data)
+    documents = read_documents(config.experiment.data, path=config.runtime.data_path)
     order_of(config.experiment, samples=count_samples(documents, config.experiment.data))
     data_digest = digest(documents)
     mark = fingerprint(config.experiment, data_digest=data_digest)

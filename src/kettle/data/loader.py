@@ -61,9 +61,9 @@ class TokenRows:
         return {"input_ids": row[:-1], "labels": row[1:]}
 
 
-def open_dataset(config: DataConfig) -> Dataset:
+def open_dataset(config: DataConfig, *, path: str | None) -> Dataset:
     """Read, digest and cut the configured text. Raises DataError."""
-    documents = sources.read_documents(config)
+    documents = sources.read_documents(config, path=path)
     return Dataset(
         samples=TokenRows(sources.cut(documents, config)), digest=sources.digest(documents)
     )

@@ -31,30 +31,26 @@ class Document:
     content: bytes
 
 
-def read_documents(config: DataConfig) -> list[Document]:
-    """The documents in a fixed order.
+def read_documents(config: DataConfig, *, path: str | None) -> list[Document]:
+    """The documents in a fixed order; `path` as runtime.data_path, None for the standard library.
 
     Raises:
         DataError: nothing matches, or a file can't be read.
     """
-    if config.source == "stdlib":
-        folder = Path(sysconfig.get_path("stdlib"))
+    folder = Path(sysconfig.get_path("stdlib")) if path is None else Path(path)
+    if folder.is_dir():
+        asked = f"{config.include!r} in {folder.absolute()}"
         paths = _below(folder, config.include)
     else:
-        assert config.path is not None
-        start = Path(config.path)
-        if start.is_dir():
-            folder, paths = start, _below(start, config.include)
-        else:
-            matches = glob.glob(config.path, recursive=True)  # noqa: PTH207 - absolute patterns
-            paths = sorted(Path(match) for match in matches if Path(match).is_file())
-            folder = Path(config.path).parent
+        asked = str(folder.absolute())
+        matches = map(Path, glob.glob(str(folder), recursive=True))  # noqa: PTH207 - may be absolute
+        paths = sorted(match for match in matches if match.is_file())
+        folder = folder.parent
     if not paths:
         raise DataError(
-            f"no file matches {config.include!r} in {config.path or folder}; "
-            "check experiment.data.path and experiment.data.include"
+            f"no file matches {asked}; check runtime.data_path and experiment.data.include"
         )
-    return [_read(path, folder=folder) for path in paths]
+    return [_read(found, folder=folder) for found in paths]
 
 
 def digest(documents: Sequence[Document]) -> str:

@@ -84,6 +84,7 @@ def verify(attempts: Sequence[Attempt]) -> Verdict:
         itertools.chain(
             _unstarted(attempts),
             _uneven(executed, missing=missing, replayed=replayed, total=total),
+            _several_runs(attempts),
             _inexact_resumes(attempts),
             _differing_fingerprints(attempts),
             [] if finish else _unfinished(attempts, total=total),
@@ -172,6 +173,15 @@ def _uneven(
     foreign = sorted(step for step in executed if total is not None and not 1 <= step <= total)
     if foreign:
         yield f"{_is_are(foreign)} outside 1..{total}"
+
+
+def _several_runs(attempts: Sequence[Attempt]) -> Iterator[str]:
+    ends = [number for number, a in enumerate(attempts, start=1) if a.completed and a.steps]
+    if len(ends) > 1:
+        yield (
+            f"attempts {spans(ends)} each took the last step, so these may be logs of several "
+            "runs (name the folder of one)"
+        )
 
 
 def _inexact_resumes(attempts: Sequence[Attempt]) -> Iterator[str]:

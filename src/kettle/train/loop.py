@@ -65,6 +65,8 @@ def train(run: Run) -> Outcome:
             wall_s=time.monotonic() - started,
         )
     )
+    if run.ranks.is_first:
+        log.info("%s: complete after step %d", run.run_id, total_steps)
     return Outcome(ExitCode.OK)
 
 
@@ -85,6 +87,12 @@ def restore(run: Run) -> Saved | None:
         restore_ms = (time.monotonic() - started) * 1e3
         covered = Saved(step=run.progress.step, uri=found.uri, save_ms=0.0, size_bytes=0)
     run.emit(_started_record(run, resumed_from=found.step, restore_ms=restore_ms))
+    if run.ranks.is_first:
+        begun = "a new run" if covered is None else f"resumes after step {covered.step}"
+        total_steps = run.config.experiment.total_steps
+        log.info(
+            "%s: %s, to step %d, saved below %s", run.run_id, begun, total_steps, run.store.prefix
+        )
     return covered
 
 
@@ -147,6 +155,10 @@ def leave(run: Run, decision: StopDecision, *, covered: Saved | None) -> Outcome
             exit_code=ExitCode.PREEMPTED,
         )
     )
+    if run.ranks.is_first:
+        log.info(
+            "%s: stopped after step %d (%s); start it again to go on", run.run_id, step, outcome
+        )
     return Outcome(ExitCode.PREEMPTED)
 
 

@@ -75,7 +75,7 @@ def _train(config: RunConfig, attempt: Attempt) -> ExitCode:
         stop = signal_source(attempt.stop_file)
         run = assemble(
             config,
-            open_dataset(config.experiment.data),
+            open_dataset(config.experiment.data, path=runtime.data_path),
             ranks=ranks,
             attempt_id=attempt.attempt_id,
             stop=stop,
@@ -134,6 +134,12 @@ def _failed(error: Exception, attempt: Attempt, *, exit_code: ExitCode) -> ExitC
     return exit_code
 
 
+def talk_to_a_person() -> None:
+    """Say on stderr how the run goes if that is a terminal; a log has the records."""
+    if sys.stderr.isatty():
+        log.setLevel(logging.INFO)
+
+
 def _die_with(launcher: int) -> None:
     """Be killed when the launcher is: nobody would stop this worker, and a next attempt may come.
 
@@ -166,6 +172,7 @@ def main() -> int:
 
     rank = os.environ["RANK"]
     logging.basicConfig(format=f"kettle: rank {rank}: %(message)s", level=logging.WARNING)
+    talk_to_a_person()
     facts = deployment_facts()
     if facts.s3_endpoint:
         use_endpoint(facts.s3_endpoint)
