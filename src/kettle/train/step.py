@@ -55,16 +55,7 @@ def take_step(run: Run, step: int) -> StepResult | StopDecision:
     loss, tokens, sample_digest = sums.over_all(run.ranks)
     if not tokens:
         raise StepError(f"step {step} has no token to learn from; look at its samples' labels")
-    gradients = local_gradients(run.model)
-    grad_norm = run.norm(gradients) / tokens
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        raise StepError(
-            f"step {step} has loss {loss} and gradient norm {grad_norm}; nothing of it was "
-            "applied, so lower experiment.optim.lr or look at the data, in a run of another name"
-        )
-    clip = min(1.0, run.config.experiment.optim.max_grad_norm / (grad_norm + 1e-6))
-    with torch.no_grad():
-        torch._foreach_mul_(gradients, clip / tokens)
+    grad_norm = _normalise_and_clip(run, step, loss=loss, tokens=tokens)
     lr = float(run.scheduler.get_last_lr()[0])
     run.optimizer.step()
     run.scheduler.step()
@@ -115,6 +106,25 @@ def _backward(run: Run, batch: MicroBatch) -> torch.Tensor:
     )
     loss.backward()
     return loss.detach()
+
+
+@torch.no_grad()
+def _normalise_and_clip(run: Run, step: int, *, loss: float, tokens: int) -> float:
+    """Turn summed gradients into those of the clipped mean loss; the norm before clipping.
+
+    Raises:
+        StepError: loss or norm are not finite; the gradients are as they were.
+    """
+    gradients = local_gradients(run.model)
+    grad_norm = run.norm(gradients) / tokens
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise StepError(
+            f"step {step} has loss {loss} and gradient norm {grad_norm}; nothing of it was "
+            "applied, so lower experiment.optim.lr or look at the data, in a run of another name"
+        )
+    clip = min(1.0, run.config.experiment.optim.max_grad_norm / (grad_norm + 1e-6))
+    torch._foreach_mul_(gradients, clip / tokens)
+    return grad_norm
 
 
 class _StepSums:
