@@ -262,9 +262,10 @@ def test_train_alone_is_evicted_like_a_launcher(place: Path) -> None:
 
 def test_workers_die_with_a_launcher_that_is_killed(place: Path) -> None:
     # Nobody could stop them, and they would go on beside the next attempt.
-    with started(place, command(place, "launch", "--workers", "2", sets=LONG_STEPS)) as launch:
-        launch.until(RunStarted)
-        workers = [launch.rank(0), launch.rank(1)]
+    sets = (*LONG_STEPS, "runtime.loader_workers=1")
+    with started(place, command(place, "launch", "--workers", "2", sets=sets)) as launch:
+        launch.until(Step)
+        family = psutil.Process(launch.pid).children(recursive=True)
         psutil.Process(launch.pid).kill()
-        _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
         assert alive == []

@@ -20,6 +20,7 @@ from kettle.records import (
 )
 from support.processes import (
     LONG_STEPS,
+    PATIENCE_S,
     Ended,
     Running,
     catches,
@@ -251,8 +252,9 @@ def test_shell_signalled_alone_dies_and_the_launcher_goes_on_untold(place: Path)
 
 
 def test_every_process_signalled_at_once_is_one_orderly_eviction(place: Path) -> None:
-    # Loader processes would die of the signal first, and their rank of that.
-    sets = (*LONG_STEPS, "runtime.loader_workers=2")
+    # Loader processes would die of the signal first, and their rank of that. All steps are of one
+    # epoch, so that the processes stay the same.
+    sets = (*LONG_STEPS, "experiment.data.max_samples=2000", "runtime.loader_workers=2")
     with started(place, command(place, "launch", "--workers", "2", sets=sets)) as launch:
         launch.until(Step)
         family = psutil.Process(launch.pid).children(recursive=True)
@@ -261,11 +263,24 @@ def test_every_process_signalled_at_once_is_one_orderly_eviction(place: Path) ->
         launch.process.terminate()
         ended = launch.ended()
         left = processes_of(place)
-    assert len(family) == 2 + 2 * 2
+    # Each rank has two loader processes, the server that they come from, and Python's tracker.
+    assert len(family) == 2 * (1 + 2 + 2)
     assert ended.exit_code == 75, ended.stderr
     assert ended.one(Preemption).outcome == "saved"
     assert ended.stderr == ""
     assert left == []
+
+
+def test_killed_rank_leaves_no_loader_process_behind(place: Path) -> None:
+    # They block SIGTERM, and nobody would know of them.
+    sets = (*LONG_STEPS, "experiment.data.max_samples=2000", "runtime.loader_workers=2")
+    with started(place, command(place, "train", sets=sets)) as train:
+        train.until(Step)
+        family = psutil.Process(train.pid).children(recursive=True)
+        train.process.kill()
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
+    assert len(family) == 2 + 2
+    assert alive == []
 
 
 def launcher_under(shell: Running) -> psutil.Process:

@@ -143,7 +143,7 @@ def started(
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            # Workers are known by the temporary folder in their command line.
+            # Every process that comes of it is known by its temporary folder.
             env={
                 **_without_kettle(os.environ),
                 "TMPDIR": str(place / "tmp"),
@@ -196,12 +196,12 @@ def uninterrupted(factory: pytest.TempPathFactory) -> Ended:
 
 
 def processes_of(place: Path) -> list[psutil.Process]:
-    """The living processes that have this folder in their command line."""
+    """The living processes that come of what was started in this folder."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             alive = process.status() != psutil.STATUS_ZOMBIE
-            if alive and any(str(place) in word for word in process.cmdline()):
+            if alive and process.environ().get("TMPDIR") == str(place / "tmp"):
                 found.append(process)
     return found
 

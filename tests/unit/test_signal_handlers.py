@@ -94,6 +94,20 @@ def test_importing_the_module_brings_nothing_heavy() -> None:
     assert done.stdout == "{'kettle'} set()\n"
 
 
+def test_importing_an_entry_module_lets_no_stop_signal_in() -> None:
+    # Loader processes import their rank's main module under another name.
+    done = python(
+        "import runpy, signal, sys\n"
+        "sys.argv = ['kettle', 'train', 'run.toml']\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {15})\n"
+        "for name in ('kettle.__main__', 'kettle.train.worker'):\n"
+        "    runpy.run_module(name, run_name='__mp_main__')\n"
+        "import kettle.__main__\n"
+        "print(signal.getsignal(15) is signal.SIG_DFL, 15 in signal.pthread_sigmask(0, ()))"
+    )
+    assert (done.stdout, done.stderr) == ("True True\n", "")
+
+
 def test_stop_file_says_when_the_stop_came(tmp_path: Path) -> None:
     at_s = time.monotonic()
     write_stop_file(str(tmp_path / "stop"), at_monotonic_s=at_s)

@@ -13,8 +13,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from kettle.config import DataConfig
 from kettle.data import sources
 from kettle.data.order import Order, Position
+from kettle.data.processes import CONTEXT, SharedArray, end_with_rank, start_server
 from kettle.hosting import Hosting
-from kettle.signals import stop_signals_blocked
 
 IGNORED = -100
 """Label of a token that is not learned."""
@@ -36,7 +36,8 @@ class Dataset:
     """What a run trains on.
 
     Attributes:
-        samples: may be read in loader processes, so reading must draw no random number.
+        samples: may be read in loader processes, so they must be picklable, and reading must draw
+            no random number.
         digest: SHA-256 of the content, part of the fingerprint.
         transform: applied to each micro-batch in the rank itself with its virtual rank's random
             streams in place; here it may draw.
@@ -47,17 +48,17 @@ class Dataset:
     transform: Callable[[MicroBatch], MicroBatch] = lambda batch: batch
 
 
-@dataclass(frozen=True)
 class TokenRows:
     """Samples over an array of tokens [samples, S + 1]."""
 
-    tokens: sources.Tokens
+    def __init__(self, tokens: sources.Tokens) -> None:
+        self._tokens = SharedArray(tokens)
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self._tokens.array)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        row = self.tokens[index]
+        row = self._tokens.array[index]
         return {"input_ids": row[:-1], "labels": row[1:]}
 
 
@@ -86,10 +87,13 @@ class MicroBatches:
         self._processes = processes
         self._next: Position | None = None
         self._iterator: Iterator[MicroBatch] = iter(())
+        if processes:
+            start_server()  # now, since its imports take seconds, and so do the rank's own
 
     def start_step(self, position: Position) -> None:
         """Stand at a settled step boundary; cheap when the last step ended there."""
         if position != self._next:
+            self.close()  # the last epoch's processes make room for this one's
             self._iterator = self._open(position)
         self._next = self._order.settle(self._order.after_step(position))
         if self._next.epoch != position.epoch:
@@ -116,14 +120,11 @@ class MicroBatches:
 
     def _open(self, position: Position) -> Iterator[MicroBatch]:
         indices = _EpochSampler(self._order, position, rank=self._rank, hosting=self._hosting)
-        # A signal to the whole process group must not kill the loader's processes: they inherit
-        # the mask, so the signal stays pending there, and this process alone decides.
-        with warnings.catch_warnings(), stop_signals_blocked():
+        if self._processes:
+            start_server()
+        with warnings.catch_warnings():
             # torchdata 0.11 calls what torch 2.13 deprecates; nothing that a user could act on.
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
-            # Python 3.12 and newer warn of forking beside threads. The forked process only reads
-            # samples: it takes no lock of this one's and runs no kernel of torch's.
-            warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork")
             return iter(
                 StatefulDataLoader(
                     _Indexed(self._dataset.samples),
@@ -133,7 +134,8 @@ class MicroBatches:
                     # Making an iterator draws a seed; from a generator of its own it moves no
                     # other stream.
                     generator=torch.Generator(),
-                    multiprocessing_context="fork" if self._processes else None,
+                    multiprocessing_context=CONTEXT if self._processes else None,
+                    worker_init_fn=end_with_rank,
                 )
             )
 
