@@ -74,6 +74,16 @@ def numbers(told: Told) -> list[tuple[Any, ...]]:
     return [(s.step, s.loss, s.grad_norm, s.lr, s.tokens, s.sample_digest) for s in told.steps]
 
 
+def first_difference(one: Told, other: Told) -> tuple[int, set[str]]:
+    """The first step whose records differ, and in what."""
+    fields = ("sample_digest", "tokens", "lr", "loss", "grad_norm")
+    for ours, theirs in zip(one.steps, other.steps, strict=True):
+        differing = {name for name in fields if getattr(ours, name) != getattr(theirs, name)}
+        if differing:
+            return ours.step, differing
+    raise AssertionError("no step differs")
+
+
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("case", CASES)
 def test_weights_do_not_depend_on_the_number_of_ranks(
@@ -174,17 +184,17 @@ def test_control_stock_reduce_scatter_differs_in_the_gradients_of_the_first_step
 def test_control_fused_adamw_differs_after_a_step_that_did_not(
     controls: dict[int, dict[str, Told]],
 ) -> None:
-    one, three = (numbers(controls[w]["fused AdamW"]) for w in (1, 3))
-    assert one[0] == three[0]  # gradients are canonical; only what the update made of them is not
-    assert one != three
+    step, differing = first_difference(*(controls[w]["fused AdamW"] for w in (1, 3)))
+    assert step > 1  # gradients are canonical; only what the update made of them is not
+    assert differing <= {"loss", "grad_norm"}
 
 
-def test_control_stock_clip_differs_in_the_norm_of_the_first_step(
+def test_control_stock_clip_differs_in_the_norm_before_anything_else(
     controls: dict[int, dict[str, Told]],
 ) -> None:
-    one, three = (controls[w]["stock clip"].steps[0] for w in (1, 3))
-    assert one.loss == three.loss
-    assert one.grad_norm != three.grad_norm
+    # In float32, which step is the first to round differently depends on the processor.
+    _, differing = first_difference(*(controls[w]["stock clip"] for w in (1, 3)))
+    assert differing == {"grad_norm"}
 
 
 def test_control_streams_keyed_by_rank_differ_in_the_loss_of_the_first_step(
@@ -195,20 +205,24 @@ def test_control_streams_keyed_by_rank_differ_in_the_loss_of_the_first_step(
     assert one.loss != three.loss
 
 
-def test_control_another_number_of_threads_changes_the_bits(tmp_path: Path) -> None:
+def test_control_another_number_of_threads_differs_in_the_gradients_of_the_first_step(
+    tmp_path: Path,
+) -> None:
     # Which is why experiment.threads is part of the fingerprint. Only tensors beyond a certain size
     # are split between threads: 91 samples of 11 tokens and width 87 are, and SiLU shows it.
-    def digest(threads: int) -> str:
+    def told(threads: int) -> Told:
         config = config_of(
             tmp_path / str(threads),
             {"virtual_ranks": 1},
             experiment__threads=threads,
             experiment__micro_batch=91,
         )
-        told = on_ranks(1, attempt_on, config, 0)[0]
-        return told.of(RunCompleted)[0].weights_digest  # type: ignore[no-any-return]
+        return on_ranks(1, attempt_on, config, 0)[0]  # type: ignore[no-any-return]
 
-    assert digest(1) != digest(2)
+    step, differing = first_difference(told(1), told(2))
+    assert step == 1
+    # A loss is a mean, in which a difference may round away; the norm of the gradients shows it.
+    assert {"grad_norm"} <= differing <= {"loss", "grad_norm"}
 
 
 def attempt_on(ranks: Ranks, config: RunConfig, stop_step: int, change: Change = as_it_is) -> Told:
