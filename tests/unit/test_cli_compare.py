@@ -65,6 +65,21 @@ def test_an_infinite_difference_is_still_json(
     assert json.loads(capsys.readouterr().out)["largest_difference"] == "Infinity"
 
 
+def test_another_step_is_told_in_words_and_in_json(
+    reference: str, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for uri, step_of_it in ((reference, 4), (other, 6)):
+        marker = Path(uri) / "_COMMIT"
+        facts = {**json.loads(marker.read_text()), "run_id": "tiny", "step": step_of_it}
+        marker.write_text(json.dumps(facts))
+    run(["compare", reference, other])
+    assert "the checkpoints are of different steps: 4 and 6" in capsys.readouterr().out
+    run(["compare", "--json", reference, other])
+    document = json.loads(capsys.readouterr().out)
+    assert document["trial"] == {"run_id": "tiny", "step": 6}
+    assert (document["same_run"], document["same_step"]) == (True, False)
+
+
 def test_the_records_name_the_first_step_that_differs(
     reference: str, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

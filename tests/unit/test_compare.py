@@ -1,3 +1,4 @@
+import json
 import math
 import warnings
 from collections.abc import Callable
@@ -106,18 +107,43 @@ def test_the_sign_of_a_zero_is_a_difference_of_bits(write: Write) -> None:
 def test_rng_bytes_are_compared_as_numbers(write: Write) -> None:
     before, after = torch.tensor([3, 250], dtype=torch.uint8), torch.tensor([250, 250])
     comparison = compared(write, "rng.vrank0.python", before, after.to(torch.uint8))
-    assert comparison.largest_difference == 247.0
+    assert [tensor.max_abs_difference for tensor in comparison.differing] == [247.0]
+
+
+def test_integers_are_counted_and_are_no_part_of_the_largest_difference(write: Write) -> None:
+    words, weights = torch.tensor([3, 250]), torch.tensor([1.0, 2.0])
+    reference = write("reference", {"rng": words, "step": torch.tensor(4), "w": weights})
+    other: State = {"rng": words + 7, "step": torch.tensor(5), "w": weights + 0.5}
+    comparison = compare(reference, write("trial", other))
+    assert comparison.largest_difference == 0.5
+    assert comparison.differing_integer_tensors == 2
+    assert [(tensor.name, tensor.kind) for tensor in comparison.differing] == [
+        ("w", "floating"),
+        ("rng", "integer"),
+        ("step", "integer"),
+    ]
+
+
+def test_a_run_of_which_only_a_random_stream_differs_is_broken_whatever_the_floor(
+    write: Write,
+) -> None:
+    changed = tensors()
+    changed["rng.vrank0.torch_cpu"][0] ^= 1
+    comparison = compare(write("reference", {**tensors()}), write("trial", {**changed}))
+    assert comparison.largest_difference == 0.0
+    assert not comparison.identical
+    assert judge(comparison, 1e9) == "broken"
 
 
 @pytest.mark.parametrize("value", [-(2**63), -1, 2**53, 2**63 - 2])
 def test_a_difference_of_one_in_a_big_integer_is_seen(write: Write, value: int) -> None:
     comparison = compared(write, "x", torch.tensor([value]), torch.tensor([value + 1]))
-    assert comparison.largest_difference == 1.0
+    assert [tensor.max_abs_difference for tensor in comparison.differing] == [1.0]
 
 
 def test_a_difference_of_integers_does_not_overflow(write: Write) -> None:
     comparison = compared(write, "x", torch.tensor([-(2**63)]), torch.tensor([2**63 - 1]))
-    assert comparison.largest_difference == 2.0**64
+    assert [tensor.max_abs_difference for tensor in comparison.differing] == [2.0**64]
 
 
 def test_differing_tensors_come_with_the_largest_difference_first(write: Write) -> None:
@@ -161,6 +187,43 @@ def test_a_uri_may_have_a_scheme_and_a_trailing_slash(write: Write) -> None:
 def test_references_with_other_tensors_give_no_floor(write: Write) -> None:
     with pytest.raises(EvidenceError, match="give no floor"):
         floor(write("reference", {"a": torch.ones(1)}), write("again", {"b": torch.ones(1)}))
+
+
+def test_references_that_differ_in_integers_give_no_floor(write: Write) -> None:
+    with pytest.raises(EvidenceError, match="give no floor"):
+        floor(
+            write("reference", {"a": torch.tensor([1])}), write("again", {"a": torch.tensor([2])})
+        )
+
+
+@pytest.mark.parametrize(
+    ("facts", "same_run", "same_step"),
+    [
+        ({"run_id": "tiny-0b77c1d2aa90", "step": 9}, True, True),
+        ({"run_id": "tiny-ae5bc7e54e1a", "step": 9}, False, True),
+        ({"run_id": "tiny-0b77c1d2aa90", "step": 6}, True, False),
+    ],
+)
+def test_checkpoints_of_other_runs_and_steps_are_told_and_compared_all_the_same(
+    write: Write,
+    facts: dict[str, object],
+    same_run: bool,  # noqa: FBT001 - a case of the table
+    same_step: bool,  # noqa: FBT001 - as above
+) -> None:
+    reference = write("reference", {**tensors()})
+    trial = write("trial", {**tensors()})
+    mark(reference, {"run_id": "tiny-0b77c1d2aa90", "step": 9})
+    mark(trial, facts)
+    comparison = compare(reference, trial)
+    assert (comparison.same_run, comparison.same_step) == (same_run, same_step)
+    assert comparison.trial.model_dump() == facts
+    assert comparison.identical
+
+
+def mark(uri: str, facts: dict[str, object]) -> None:
+    """Put other facts into the marker of a checkpoint."""
+    marker = Path(uri) / "_COMMIT"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), **facts}))
 
 
 def test_a_missing_checkpoint_is_refused_by_name(write: Write, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from rich.console import Console, RenderableType
 
 from kettle.errors import UsageError
 from kettle.evidence.checks import Difference, verify
-from kettle.evidence.compare import Comparison, TensorDifference
+from kettle.evidence.compare import Comparison, LayoutDifference, Origin, TensorDifference
 from kettle.evidence.report import (
     comparison_table,
     difference_line,
     eviction_table,
+    origin_lines,
     plot_loss,
     summary_table,
     verdict_table,
@@ -21,25 +22,35 @@ from kettle.evidence.report import (
 from kettle.evidence.timeline import Attempt, attempts_of
 from support.logs import flat, interrupted_run, preempted, started
 
+ORIGIN = Origin(run_id="tiny-0b77c1d2aa90", step=12)
+
 
 def attempts(*boundaries: int) -> Sequence[Attempt]:
     return attempts_of(flat(interrupted_run(*boundaries)))
 
 
-def comparison(*differing: TensorDifference) -> Comparison:
+def comparison(
+    *differing: TensorDifference,
+    layouts: tuple[LayoutDifference, ...] = (),
+    trial: Origin = ORIGIN,
+) -> Comparison:
     return Comparison(
         reference_uri="/reference/step-00000012",
         trial_uri="/trial/step-00000012",
+        reference=ORIGIN,
+        trial=trial,
         tensors=41,
         differing=differing,
         only_in_reference=(),
         only_in_trial=(),
-        layouts=(),
+        layouts=layouts,
     )
 
 
 def tensor(name: str, *, gap: float) -> TensorDifference:
-    return TensorDifference(name=name, differing_elements=1, elements=9, max_abs_difference=gap)
+    return TensorDifference(
+        name=name, kind="floating", differing_elements=1, elements=9, max_abs_difference=gap
+    )
 
 
 def printed(renderable: RenderableType) -> list[list[str]]:
@@ -115,6 +126,34 @@ def test_many_differing_tensors_are_named_in_part_and_counted() -> None:
     many = [tensor(f"model.{number}", gap=1.0) for number in range(14)]
     rows = printed(comparison_table(comparison(*many)))
     assert rows.count(["differs", "and 4 more"]) == 1
+
+
+def test_many_other_layouts_are_named_in_part_and_counted() -> None:
+    many = [
+        LayoutDifference(name=f"model.{n}", reference="float32[2, 3]", trial="float32[3, 2]")
+        for n in range(14)
+    ]
+    rows = printed(comparison_table(comparison(layouts=tuple(many))))
+    assert ["layout", "model.9: float32[3, 2] instead of float32[2, 3]"] in rows
+    assert [row for row in rows if row[0] == "layout"][10:] == [["layout", "and 4 more"]]
+
+
+def test_differing_integers_are_counted_beside_the_largest_difference() -> None:
+    stream = tensor("rng.vrank0.python", gap=247.0).model_copy(update={"kind": "integer"})
+    found = facts(comparison_table(comparison(tensor("model.w", gap=0.5), stream)))
+    assert found["largest difference"] == "0.5"
+    assert found["integer tensors that differ"].startswith("1 ")
+
+
+def test_checkpoints_of_one_step_of_one_run_need_no_word() -> None:
+    assert origin_lines(comparison()) == []
+
+
+def test_checkpoints_of_other_runs_and_steps_are_told_in_sentences() -> None:
+    assert origin_lines(comparison(trial=Origin(run_id="tiny-ae5bc7e54e1a", step=9))) == [
+        "the checkpoints are of different runs: tiny-0b77c1d2aa90 and tiny-ae5bc7e54e1a",
+        "the checkpoints are of different steps: 12 and 9",
+    ]
 
 
 def test_the_first_difference_is_a_sentence() -> None:

@@ -31,8 +31,9 @@ def compare(
 ) -> None:
     """Compare all tensors of two checkpoints bit by bit, also the optimizer's and the RNG's.
 
-    With the records of both runs, name the first step that differs as well. Exits 0 if nothing
-    differs, 1 if anything does, 2 if something can't be read.
+    Says so where they are of different runs or steps. With the records of both runs, name the first
+    step that differs as well. Exits 0 if nothing differs, 1 if anything does, 2 if something can't
+    be read.
 
     Example: kettle compare out/reference/step-00000060-a1b2 out/trial/step-00000060-c3d4
     """
@@ -48,12 +49,12 @@ def compare(
     from kettle.evidence.compare import ComparisonWithRecords
     from kettle.evidence.compare import compare as compare_checkpoints
     from kettle.evidence.read import read_logs
-    from kettle.evidence.report import comparison_table, difference_line
+    from kettle.evidence.report import comparison_table, difference_line, origin_lines
 
     if endpoint := deployment_facts().s3_endpoint:
         use_endpoint(endpoint)
     comparison = compare_checkpoints(reference, trial)
-    sentences: list[str] = []
+    sentences = origin_lines(comparison)
     same = comparison.identical
     if records_reference and records_trial:
         difference = first_difference(read_logs(records_reference), read_logs(records_trial))

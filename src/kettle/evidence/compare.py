@@ -5,7 +5,7 @@ import warnings
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -23,10 +23,21 @@ class _Finding(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
+class Origin(_Finding):
+    """Where a checkpoint comes from, by its `_COMMIT`; null where that doesn't say."""
+
+    run_id: str | None = None
+    step: int | None = None
+
+
 class TensorDifference(_Finding):
     """A tensor with the same layout and other bits."""
 
     name: str
+    kind: Literal["floating", "integer"] = Field(
+        description="integer: a random stream's words, a count or a position, where any difference "
+        "is as wrong as any other."
+    )
     differing_elements: int
     elements: int
     max_abs_difference: float = Field(
@@ -48,8 +59,12 @@ class Comparison(_Finding):
 
     reference_uri: str
     trial_uri: str
+    reference: Origin
+    trial: Origin
     tensors: int = Field(description="Tensors in both, with one layout, so compared.")
-    differing: tuple[TensorDifference, ...] = Field(description="Largest difference first.")
+    differing: tuple[TensorDifference, ...] = Field(
+        description="Floating-point tensors, then integer ones, each by largest difference."
+    )
     only_in_reference: tuple[str, ...]
     only_in_trial: tuple[str, ...]
     layouts: tuple[LayoutDifference, ...]
@@ -63,8 +78,27 @@ class Comparison(_Finding):
     @computed_field  # type: ignore[prop-decorator]  # as above
     @property
     def largest_difference(self) -> float:
-        """Largest absolute difference over all tensors compared."""
-        return max((tensor.max_abs_difference for tensor in self.differing), default=0.0)
+        """Largest absolute difference over all floating-point tensors compared."""
+        floating = (t.max_abs_difference for t in self.differing if t.kind == "floating")
+        return max(floating, default=0.0)
+
+    @computed_field  # type: ignore[prop-decorator]  # as above
+    @property
+    def differing_integer_tensors(self) -> int:
+        """How many random streams, counts and positions differ: no floor excuses one."""
+        return sum(tensor.kind == "integer" for tensor in self.differing)
+
+    @computed_field  # type: ignore[prop-decorator]  # as above
+    @property
+    def same_run(self) -> bool:
+        """Whether both are of one run, or don't say; equality across runs proves something else."""
+        return _agree(self.reference.run_id, self.trial.run_id)
+
+    @computed_field  # type: ignore[prop-decorator]  # as above
+    @property
+    def same_step(self) -> bool:
+        """Whether both are of one step, or don't say; only then should the tensors be equal."""
+        return _agree(self.reference.step, self.trial.step)
 
     @property
     def same_tensors(self) -> bool:
@@ -105,8 +139,10 @@ def compare(reference_uri: str, trial_uri: str) -> Comparison:
     return Comparison(
         reference_uri=reference_uri,
         trial_uri=trial_uri,
+        reference=_origin(reference_uri),
+        trial=_origin(trial_uri),
         tensors=len(shared) - len(layouts),
-        differing=tuple(sorted(differing, key=lambda d: (-d.max_abs_difference, d.name))),
+        differing=tuple(sorted(differing, key=_rank)),
         only_in_reference=tuple(sorted(reference.keys() - trial.keys())),
         only_in_trial=tuple(sorted(trial.keys() - reference.keys())),
         layouts=tuple(layouts),
@@ -117,14 +153,18 @@ def floor(reference_uri: str, again_uri: str) -> float:
     """The nondeterminism floor: the largest difference of two uninterrupted runs at one seed.
 
     Raises:
-        EvidenceError: the two can't be compared, or differ by more than a finite figure; such a
-            floor would excuse anything.
+        EvidenceError: the two can't be compared, or differ in integers or by more than a finite
+            figure; such a floor would excuse anything.
     """
     comparison = compare(reference_uri, again_uri)
-    if not comparison.same_tensors or not math.isfinite(comparison.largest_difference):
+    if (
+        not comparison.same_tensors
+        or comparison.differing_integer_tensors
+        or not math.isfinite(comparison.largest_difference)
+    ):
         raise EvidenceError(
             f"{reference_uri} and {again_uri} give no floor: they hold other tensors, or differ "
-            "by infinity; use two finished runs of one experiment"
+            "in integers or by infinity; use two finished runs of one experiment"
         )
     return comparison.largest_difference
 
@@ -133,7 +173,8 @@ def judge(comparison: Comparison, floor: float) -> Judgement:
     """Whether the trial equals the reference, to the bit or no worse than a second reference."""
     if comparison.identical:
         return "bit-identical"
-    if comparison.same_tensors and comparison.largest_difference <= floor:
+    comparable = comparison.same_tensors and not comparison.differing_integer_tensors
+    if comparable and comparison.largest_difference <= floor:
         return "within the floor"
     return "broken"
 
@@ -213,6 +254,26 @@ def _refuse_incomplete(uri: str) -> None:
         )
 
 
+def _origin(uri: str) -> Origin:
+    filesystem, path = open_store(uri.rstrip("/"))
+    try:
+        return Origin.model_validate_json(filesystem.cat_file(f"{path}/{MARKER}"))
+    except ValidationError:
+        return Origin()  # another version's marker; the tensors can be compared all the same
+
+
+def _agree(ours: str | int | None, theirs: str | int | None) -> bool:
+    return ours is None or theirs is None or ours == theirs
+
+
+def _rank(difference: TensorDifference) -> tuple[str, float, str]:
+    return difference.kind, -difference.max_abs_difference, difference.name
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
 def _layout(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
@@ -228,6 +289,7 @@ def _difference(name: str, reference: torch.Tensor, trial: torch.Tensor) -> Tens
     ours, theirs = reference.reshape(-1)[differs], trial.reshape(-1)[differs]
     return TensorDifference(
         name=name,
+        kind="integer" if _is_integer(reference) else "floating",
         differing_elements=int(differs.sum()),
         elements=reference.numel(),
         max_abs_difference=_largest(ours, theirs),
@@ -235,7 +297,7 @@ def _difference(name: str, reference: torch.Tensor, trial: torch.Tensor) -> Tens
 
 
 def _largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    if not (ours.is_floating_point() or ours.is_complex()):
+    if _is_integer(ours):
         # In Python's integers: neither overflow nor float64 may hide a difference of one.
         pairs = zip(ours.tolist(), theirs.tolist(), strict=True)
         return float(max(abs(int(a) - int(b)) for a, b in pairs))

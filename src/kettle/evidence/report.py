@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from kettle.evidence.compare import Comparison, Judgement
 
-_WORST = 10
-"""How many differing tensors a table names; JSON names all."""
+_MOST_ROWS = 10
+"""How many tensors of a kind a table names; JSON names all."""
 
 _INK, _PALE, _FAINT = "#333333", "#c9d3de", "#8a8a8a"
 _ATTEMPT_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a24b86", "#b07c00", "#2f8fc4", "#6b4c9a")
@@ -98,6 +98,19 @@ def difference_line(difference: Difference | None) -> str:
     )
 
 
+def origin_lines(comparison: "Comparison") -> list[str]:
+    """A sentence for each way in which the two are no checkpoints of one moment of one run."""
+    reference, trial = comparison.reference, comparison.trial
+    lines = []
+    if not comparison.same_run:
+        lines.append(
+            f"the checkpoints are of different runs: {reference.run_id} and {trial.run_id}"
+        )
+    if not comparison.same_step:
+        lines.append(f"the checkpoints are of different steps: {reference.step} and {trial.step}")
+    return lines
+
+
 def _facts(title: str) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="bold")
@@ -119,20 +132,32 @@ def _add_tensor_rows(table: Table, comparison: "Comparison") -> None:
     table.add_row("tensors compared", str(comparison.tensors))
     table.add_row("tensors that differ", str(len(comparison.differing)))
     table.add_row("largest difference", f"{comparison.largest_difference:g}")
-    for tensor in comparison.differing[:_WORST]:
-        share = f"{tensor.differing_elements} of {tensor.elements} elements"
-        table.add_row("  differs", f"{tensor.name}: {tensor.max_abs_difference:g} ({share})")
-    rest = len(comparison.differing) - _WORST
-    if rest > 0:
-        table.add_row("  differs", f"and {rest} more")
-    for layout in comparison.layouts:
-        table.add_row("  layout", f"{layout.name}: {layout.trial} instead of {layout.reference}")
-    for label, names in (
-        ("  only in reference", comparison.only_in_reference),
-        ("  only in trial", comparison.only_in_trial),
-    ):
-        for name in names:
-            table.add_row(label, name)
+    if comparison.differing_integer_tensors:
+        # A random stream's word has no size of difference, so it's no part of the largest.
+        count = f"{comparison.differing_integer_tensors} (random streams, counts, positions)"
+        table.add_row("integer tensors that differ", count)
+    _add_capped(
+        table,
+        "  differs",
+        [
+            f"{t.name}: {t.max_abs_difference:g} ({t.differing_elements} of {t.elements} elements)"
+            for t in comparison.differing
+        ],
+    )
+    _add_capped(
+        table,
+        "  layout",
+        [f"{lay.name}: {lay.trial} instead of {lay.reference}" for lay in comparison.layouts],
+    )
+    _add_capped(table, "  only in reference", comparison.only_in_reference)
+    _add_capped(table, "  only in trial", comparison.only_in_trial)
+
+
+def _add_capped(table: Table, label: str, words: Sequence[str]) -> None:
+    for word in words[:_MOST_ROWS]:
+        table.add_row(label, Text(word))
+    if len(words) > _MOST_ROWS:
+        table.add_row(label, f"and {len(words) - _MOST_ROWS} more")
 
 
 def _stamp(word: str, *, good: bool) -> Text:
