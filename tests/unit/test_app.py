@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -22,6 +23,21 @@ def test_the_help_of_a_command_has_an_example(
 ) -> None:
     assert run([command, "--help"]) == 0
     assert f"Example: kettle {command} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "launch", "train", "verify", "compare", "chaos", "config show", "config fingerprint"],
+)
+def test_help_fills_the_lines_of_a_narrow_terminal(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run([*command.split(), "--help"])
+    prose = capsys.readouterr().out.partition("╭")[0].splitlines()
+    for line, following in pairwise(prose):
+        if line.strip() and following.strip():
+            assert len(f"{line.rstrip()} {following.split()[0]}") > 79, line
 
 
 def test_a_command_that_is_not_known_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ app = typer.Typer(
     name="kettle",
     help="Fine-tune on capacity that may vanish, and prove that every resume was exact.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # the only mode that joins the lines of a paragraph
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 complete or verdict true, 1 failed or verdict false, "

@@ -12,7 +12,10 @@ import typer
 from kettle.cli.launch import Overrides, RunFile
 
 config = typer.Typer(
-    name="config", help="Look at a run file without running it.", no_args_is_help=True
+    name="config",
+    help="Look at a run file without running it.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
