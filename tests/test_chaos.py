@@ -8,21 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from kettle.chaos.drive import conclude
 from kettle.chaos.folder import Folder
 from kettle.chaos.result import ChaosResult, Plan
 from kettle.cli.app import run
 from kettle.evidence.compare import compare
+from support.checkpoints import rewrite, tensors_of
 from support.processes import RUN_FILE, TINY
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
@@ -89,26 +87,13 @@ def judged(folder: Folder) -> ChaosResult:
 def nudge_final_checkpoint(side_path: Path) -> None:
     """Move one weight of the final checkpoint by one unit in the last place."""
     (checkpoint,) = side_path.glob("checkpoints/*/step-00000020-*")
-    unsharded = side_path / "unsharded.pt"
-    dcp_to_torch_save(checkpoint, unsharded)
-    state = torch.load(unsharded)
-    weights = [tensor for name, tensor in tensors_in(state) if "embed_tokens.weight" in name]
+    state = tensors_of(checkpoint)
+    weight = next(tensor for name, tensor in state.items() if "embed_tokens.weight" in name)
     # The largest, so that the unit is one that a reader of figures can see.
-    place = weights[0].reshape(-1).abs().argmax()
-    flat = weights[0].reshape(-1)
+    flat = weight.reshape(-1)
+    place = flat.abs().argmax()
     flat[place] = torch.nextafter(flat[place], torch.tensor(float("inf")))
-    marker = (checkpoint / "_COMMIT").read_bytes()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # alone, and over an existing one: both on purpose
-        dcp.save(state, checkpoint_id=checkpoint, no_dist=True)
-    (checkpoint / "_COMMIT").write_bytes(marker)
-
-
-def tensors_in(state: object, name: str = "") -> list[tuple[str, torch.Tensor]]:
-    if isinstance(state, torch.Tensor):
-        return [(name, state)]
-    assert isinstance(state, dict)
-    return [found for key, value in state.items() for found in tensors_in(value, f"{name}.{key}")]
+    rewrite(checkpoint, state)
 
 
 def test_an_evicted_run_whose_workers_change_ends_bit_identical(result: dict[str, Any]) -> None:

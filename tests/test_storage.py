@@ -8,18 +8,21 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from torch.distributed.checkpoint import FileSystemReader
+from fsspec import AbstractFileSystem
+from torch.distributed.checkpoint.metadata import Metadata
 
-from kettle.checkpoint.catalog import newest_first
+from kettle.checkpoint.catalog import look
 from kettle.checkpoint.filesystem import open_store, use_endpoint
-from kettle.checkpoint.layout import MARKER
-from kettle.checkpoint.marker import FORMAT_VERSION, Marker
-from kettle.checkpoint.store import CheckpointStore, Found
-from kettle.distributed import process_group
+from kettle.checkpoint.layout import LOG, MARKER, checkpoint_name, entry_name
+from kettle.checkpoint.log import Committed, Entry, Lease, LogState, after, read_tail
+from kettle.checkpoint.marker import read_marker
+from kettle.checkpoint.protocol import Candidate, Skipped, candidates
+from kettle.checkpoint.reader import CheckpointReader
 from kettle.errors import CheckpointError
 from kettle.records import CheckpointCommitted, CheckpointSkipped, RunCompleted
 from kettle.train.run import Run
 from support.attempts import Change, StopAt, alone, compared, forgetting, interrupted
+from support.checkpoints import marker
 from support.experiments import noise, tiny
 from support.s3 import CountingServer, s3_server
 
@@ -36,53 +39,84 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingServer]:
         yield server
 
 
-def folders(steps: int, *, objects: tuple[str, ...]) -> list[str]:
-    return [
-        f"run/step-{step:08d}-attempt/{name}" for step in range(1, steps + 1) for name in objects
-    ]
-
-
-def latest_complete(prefix: str) -> Found:
-    with process_group("cpu", timeout_s=60) as ranks:
-        store = CheckpointStore(
-            prefix=prefix, run_id="run", fingerprint="f" * 64, attempt_id="a", ranks=ranks
-        )
-        return store.latest_complete()
-
-
-def marker_of(step: int) -> bytes:
-    marker = Marker(
-        format_version=FORMAT_VERSION,
-        run_id="run",
-        fingerprint="f" * 64,
-        step=step,
-        attempt_id="a",
-        world_size=1,
-        device_kind="cpu",
-        versions={},
-        sizes_bytes={"__0_0.distcp": 1, ".metadata": 1},
+def filled(server: CountingServer, *, checkpoints: int) -> tuple[AbstractFileSystem, str]:
+    """A run that has committed so many checkpoints, the newest of which is in order."""
+    names = [checkpoint_name(step, generation=1, attempt_id="a") for step in range(checkpoints)]
+    server.fill(
+        f"run/{name}/{inside}"
+        for name in names
+        for inside in ("__0_0.distcp", "metadata.json", MARKER)
     )
-    return marker.model_dump_json().encode()
+    server.fill(f"run/{LOG}/{entry_name(n)}" for n in range(1, checkpoints + 2))
+    newest = marker(
+        step=checkpoints - 1,
+        objects={
+            name: {"size_bytes": 1, "digest": ""} for name in ("__0_0.distcp", "metadata.json")
+        },
+    )
+    server.fill([f"run/{names[-1]}/{MARKER}"], content=newest.to_bytes())
+    event = Committed(name=names[-1], marker=newest)
+    entry = Entry(
+        number=checkpoints + 1,
+        generation=1,
+        attempt_id="a",
+        nonce="",
+        written_unix_s=0.0,
+        event=event,
+        state=after(LogState(generation=1), event, number=checkpoints + 1, attempt_id="a"),
+    )
+    server.fill([f"run/{LOG}/{entry_name(entry.number)}"], content=entry.model_dump_json().encode())
+    return open_store(f"s3://{server.bucket}/run")
+
+
+def newest_of(filesystem: AbstractFileSystem, prefix: str) -> Candidate | Skipped | None:
+    tail = read_tail(filesystem, prefix)
+    lease = Lease(filesystem, prefix, uri=f"s3://{prefix}", attempt_id="b", tail=tail)
+    return next(candidates(lease), None)
 
 
 @pytest.mark.parametrize("checkpoints", [10, 200])
 def test_latest_complete_costs_one_glob(s3: CountingServer, checkpoints: int) -> None:
-    s3.fill(folders(checkpoints, objects=("__0_0.distcp", ".metadata", MARKER)))
-    s3.fill([f"run/step-{checkpoints:08d}-attempt/{MARKER}"], content=marker_of(checkpoints))
-    s3.fill([f"run/step-{checkpoints + 1:08d}-attempt/.metadata"])  # a save that was cut off
+    filesystem, prefix = filled(s3, checkpoints=checkpoints)
     before = len(s3.requests)
-    assert latest_complete(f"s3://{s3.bucket}/run").step == checkpoints
-    # One listing, whatever the number of checkpoints, and the newest marker is read.
+    tail = read_tail(filesystem, prefix)
+    assert tail.state.newest == checkpoint_name(checkpoints - 1, generation=1, attempt_id="a")
+    # One listing of the log, whatever the number of checkpoints and of shards, and one entry.
     assert len(s3.lists_since(before)) == 1, s3.requests[before:]
     assert len(s3.requests) - before == 2, s3.requests[before:]
 
 
-def test_latest_complete_lists_once_per_thousand_objects(s3: CountingServer) -> None:
-    s3.fill(folders(501, objects=("__0_0.distcp", MARKER)))
-    filesystem, path = open_store(f"s3://{s3.bucket}/run")
+def test_newest_checkpoint_is_looked_at_with_one_listing_and_one_read(s3: CountingServer) -> None:
+    filesystem, prefix = filled(s3, checkpoints=30)
     before = len(s3.requests)
-    assert newest_first(filesystem, path)[0].step == 501
-    assert len(s3.requests) - before == len(s3.lists_since(before)) == 2
+    newest = newest_of(filesystem, prefix)
+    assert isinstance(newest, Candidate)
+    assert newest.marker.step == 29
+    assert len(s3.requests) - before == 4, s3.requests[before:]
+
+
+def test_log_is_listed_once_per_thousand_entries(s3: CountingServer) -> None:
+    filesystem, prefix = filled(s3, checkpoints=1500)
+    before = len(s3.requests)
+    assert read_tail(filesystem, prefix).number == 1501
+    assert len(s3.lists_since(before)) == 2
+    assert len(s3.requests) - before == 3
+
+
+@pytest.mark.parametrize(("checkpoints", "requests"), [(10, 1), (200, 1), (400, 2)])
+def test_listing_without_a_log_is_one_request_per_thousand_objects(
+    s3: CountingServer, checkpoints: int, requests: int
+) -> None:
+    s3.fill(
+        f"run/{checkpoint_name(step, generation=1, attempt_id='a')}/{name}"
+        for step in range(checkpoints)
+        for name in ("__0_0.distcp", "metadata.json", MARKER)
+    )
+    filesystem, prefix = open_store(f"s3://{s3.bucket}/run")
+    before = len(s3.requests)
+    folders = look(filesystem, prefix).folders
+    assert [folder.place.step for folder in folders] == list(reversed(range(checkpoints)))
+    assert len(s3.requests) - before == len(s3.lists_since(before)) == requests
 
 
 @pytest.mark.parametrize("scheme", ["path", "file", "memory", "s3"])
@@ -104,16 +138,18 @@ def test_run_is_saved_to_and_resumed_from_any_store(
 
 
 def test_empty_store_has_no_checkpoint(tmp_path: Path) -> None:
-    assert latest_complete(str(tmp_path / "nothing")).uri is None
+    filesystem, prefix = open_store(str(tmp_path / "nothing"))
+    assert newest_of(filesystem, prefix) is None
 
 
 def test_foreign_folders_are_not_taken_for_checkpoints(tmp_path: Path) -> None:
-    for name in ("step-1", "final", "backup/step-00000009-old", "step-00000004-x/step-00000008-x"):
+    old, new = "step-00000004-g0001-x", "step-00000008-g0001-x"
+    for name in ("step-1", "final", f"backup/{old}", f"{old}/{new}", "step-00000009-x"):
         folder = tmp_path / name
         folder.mkdir(parents=True)
         (folder / MARKER).write_text("x")
     filesystem, path = open_store(str(tmp_path))
-    assert newest_first(filesystem, path) == []
+    assert look(filesystem, path).folders == []
 
 
 # Torn writes.
@@ -149,7 +185,7 @@ def missing_shard(newer: Path) -> None:
 
 
 def missing_metadata(newer: Path) -> None:
-    (newer / ".metadata").unlink()
+    (newer / "metadata.json").unlink()
 
 
 TEARS = [
@@ -191,7 +227,7 @@ def test_debris_of_a_killed_save_is_not_part_of_the_next_one(tmp_path: Path) -> 
     resumed = alone(tiny(tmp_path / "trial"), noise(), name="after", stop=StopAt(6))
     marker = json.loads((Path(resumed.last_checkpoint) / MARKER).read_text())
     assert Path(resumed.last_checkpoint) != newer
-    assert "__7_0.distcp" not in marker["sizes_bytes"]
+    assert "__7_0.distcp" not in marker["objects"]
 
 
 # Keys.
@@ -217,16 +253,22 @@ def test_missing_key_on_load_is_an_error_that_names_it(tmp_path: Path) -> None:
         alone(tiny(tmp_path), noise())
 
 
+def metadata_of(folder: str) -> Metadata:
+    filesystem, path = open_store(folder)
+    objects = read_marker((Path(folder) / MARKER).read_bytes(), uri=folder).objects
+    return CheckpointReader(filesystem, path, objects=objects, uri=folder).read_metadata()
+
+
 def test_tied_weight_is_stored_once(tmp_path: Path) -> None:
     told = alone(tiny(tmp_path), noise(), stop=StopAt(3))
-    keys = FileSystemReader(told.last_checkpoint).read_metadata().state_dict_metadata
+    keys = metadata_of(told.last_checkpoint).state_dict_metadata
     assert "model.model.embed_tokens.weight" in keys
     assert not [key for key in keys if "lm_head" in key]
 
 
 def test_checkpoint_holds_tensors_only(tmp_path: Path) -> None:
     told = alone(tiny(tmp_path), noise(), stop=StopAt(3))
-    entries = FileSystemReader(told.last_checkpoint).read_metadata().state_dict_metadata
+    entries = metadata_of(told.last_checkpoint).state_dict_metadata
     assert {type(entry).__name__ for entry in entries.values()} == {"TensorStorageMetadata"}
 
 
@@ -259,7 +301,7 @@ def test_marker_names_versions_writer_and_every_object(tmp_path: Path) -> None:
     assert set(marker["versions"]) >= {"torch", "transformers", "torchdata", "numpy", "kettle"}
     assert marker["versions"]["torch"] == importlib.metadata.version("torch")
     assert (marker["step"], marker["attempt_id"], marker["world_size"]) == (5, "attempt", 1)
-    assert set(marker["sizes_bytes"]) == {p.name for p in newer.iterdir()} - {MARKER}
+    assert set(marker["objects"]) == {p.name for p in newer.iterdir()} - {MARKER}
 
 
 # Retention.

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim.lr_scheduler import LambdaLR
 
 from kettle.config import RunConfig
@@ -19,6 +16,7 @@ from kettle.records import RunCompleted
 from kettle.state.rng import VirtualRankStreams, capture, seeded
 from kettle.train.run import Run
 from support.attempts import Change, StopAt, Told, as_it_is, attempt, compared, never
+from support.checkpoints import tensors_of
 from support.experiments import draw_from_all, noise, tiny
 from support.ranks import on_ranks
 
@@ -270,17 +268,9 @@ def test_per_virtual_rank_state_is_never_deduplicated(tmp_path: Path) -> None:
     config = config_of(tmp_path, {})
     told = on_ranks(2, attempt_on, config, 0)[0]
     held = [f"rng.vrank{v}.torch_cpu" for v in range(4)]
-    streams = [checkpoint_tensor(told.last_checkpoint, key) for key in held]
+    tensors = tensors_of(told.last_checkpoint)
+    streams = [tensors[key] for key in held]
     assert len({tuple(stream.tolist()) for stream in streams}) == 4
-
-
-def checkpoint_tensor(uri: str, key: str) -> torch.Tensor:
-    entry = FileSystemReader(uri).read_metadata().state_dict_metadata[key]
-    assert isinstance(entry, TensorStorageMetadata)
-    state = {key: torch.empty(entry.size, dtype=torch.uint8)}
-    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
-        dcp.load(state, checkpoint_id=uri, no_dist=True)
-    return state[key]
 
 
 # Idle ranks: six virtual ranks on four ranks leave two ranks idle in the second round.

@@ -181,7 +181,25 @@ class CheckpointConfig(Section):
     every: PositiveInt | None = Field(
         default=None, description="Save after every this many steps; None: only when evicted."
     )
+    periodic: Literal["sync", "async"] = Field(
+        default="sync",
+        description="Whether training waits for a periodic save, or goes on while a copy in host "
+        "memory, as large as the rank's share of the state, is written.",
+    )
     keep: PositiveInt = Field(default=3, description="How many committed checkpoints are kept.")
+    keep_every: PositiveInt | None = Field(
+        default=None, description="Keep those of every this many steps as well, for good."
+    )
+    debris_hours: NonNegativeFloat = Field(
+        default=1.0,
+        description="How long nothing was written to what a killed save has left before it is "
+        "deleted.",
+    )
+    quarantine_after: PositiveInt = Field(
+        default=3,
+        description="Set a checkpoint aside once this many attempts in a row have crashed from "
+        "it at the same step.",
+    )
 
 
 class RuntimeConfig(Section):

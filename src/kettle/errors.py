@@ -5,7 +5,10 @@
     │   └── ConfigError         exit 2   a field of the run file
     ├── DataError               exit 2   the input data can't be read or is too small
     ├── CheckpointError         exit 1   a checkpoint can't be written or restored
-    │   └── TornCheckpointError exit 1   it has no marker, or a marker that does not hold
+    │   ├── TornCheckpointError exit 1   it has no marker, or its content does not hold
+    │   ├── SaveError           exit 74  a checkpoint could not be written; training can go on
+    │   ├── NoCheckpointError   exit 3   checkpoints were committed and none of them is usable
+    │   └── SupersededError     exit 4   a newer attempt has taken the run over
     ├── EvidenceError           exit 2   logs or checkpoints given to a verdict can't be read
     ├── TiedWeightsError        exit 1   embedding and output head are not one tensor
     └── StepError               exit 1   a step has no finite result, or nothing to learn from
@@ -43,7 +46,25 @@ class CheckpointError(KettleError, OSError):
 
 
 class TornCheckpointError(CheckpointError):
-    """A checkpoint without a marker, or whose marker does not describe what is there."""
+    """A checkpoint without a marker, or whose content is not what the marker says."""
+
+
+class SaveError(CheckpointError):
+    """A checkpoint could not be written; what was saved before is untouched."""
+
+    exit_code = ExitCode.NOT_SAVED
+
+
+class NoCheckpointError(CheckpointError):
+    """The run has committed before, and nothing of that can be used."""
+
+    exit_code = ExitCode.NO_CHECKPOINT
+
+
+class SupersededError(CheckpointError):
+    """A newer attempt has claimed the run, so this one may no longer write into it."""
+
+    exit_code = ExitCode.SUPERSEDED
 
 
 class EvidenceError(KettleError, ValueError):

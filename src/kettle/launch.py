@@ -23,6 +23,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -33,6 +34,7 @@ from kettle.errors import UsageError
 from kettle.exits import ExitCode
 from kettle.grace import GraceBudget
 from kettle.hosting import plan_hosting
+from kettle.identity import checkpoint_prefix
 from kettle.records import RunFailed, emit, left_before_start
 
 log = logging.getLogger("kettle")
@@ -43,11 +45,18 @@ _AGENT_SHUTDOWN_S = 30
 """How long torch's agent waits for the other workers once one has exited; not adjustable."""
 
 
-def launch(config: RunConfig, *, workers: int, attempt_id: str, grace_s: float) -> ExitCode:
+def launch(
+    config: RunConfig,
+    *,
+    workers: int,
+    attempt_id: str,
+    grace_s: float,
+    begin: Literal["newest", "scratch"],
+) -> ExitCode:
     """Run one attempt with this many workers and return what the container should exit with.
 
-    0 only if every worker reached `total_steps`, 75 only if every worker left for an eviction, 2
-    only if every worker refused its configuration; any disagreement is 1.
+    0 only if every worker reached `total_steps`, 75 only if every worker left for an eviction with
+    all of its steps saved; another status only if all workers agree on it; any disagreement is 1.
 
     Raises:
         UsageError: so many workers can't host the experiment, or this torch can't give the grace.
@@ -67,6 +76,7 @@ def launch(config: RunConfig, *, workers: int, attempt_id: str, grace_s: float) 
                 check_agent(grace_s)
                 told = ["--stop-file", stop_file, "--begun-file", begun_file]
                 told += ["--run-id", run_id, "--attempt-id", attempt_id, "--grace", str(grace_s)]
+                told += ["--begin", begin]
                 told += ["--launcher", str(os.getpid())]
                 codes = _run_workers(
                     config, Path(folder), workers=workers, told=told, grace_s=grace_s
@@ -91,6 +101,7 @@ def launch(config: RunConfig, *, workers: int, attempt_id: str, grace_s: float) 
     if exit_code == ExitCode.FAILED:
         message = "; ".join(f"rank {rank} {describe(code)}" for rank, code in codes.items())
         log.error("%s", message)
+        _note_failure(config, run_id=run_id, attempt_id=attempt_id, error=message)
         emit(
             RunFailed(
                 run_id=run_id,
@@ -138,10 +149,23 @@ def _agent_settings() -> set[str]:
 def decide(codes: Mapping[int, int]) -> ExitCode:
     """The exit code of an attempt from those of its workers (negative: killed by that signal)."""
     distinct = set(codes.values())
-    agreed = {ExitCode.OK, ExitCode.PREEMPTED, ExitCode.USAGE}
-    if len(distinct) == 1 and distinct <= agreed:
+    if len(distinct) == 1 and distinct <= set(ExitCode):
         return ExitCode(distinct.pop())
     return ExitCode.FAILED
+
+
+def _note_failure(config: RunConfig, *, run_id: str, attempt_id: str, error: str) -> None:
+    """Leave word of a crash in the run's log, for workers that could not do so themselves."""
+    from kettle.checkpoint.filesystem import absolute, open_store, store_faults
+    from kettle.checkpoint.log import note_failure
+
+    uri = checkpoint_prefix(absolute(config.checkpoint.root), run_id)
+    try:
+        filesystem, prefix = open_store(uri)
+        with store_faults():
+            note_failure(filesystem, prefix, attempt_id=attempt_id, step=None, error=error)
+    except OSError as fault:
+        log.warning("could not note the crash below %s: %s", uri, fault)
 
 
 def describe(code: int) -> str:

@@ -43,6 +43,13 @@ class RunStarted(_Record):
         description="Data-parallel slots of the computation; the same in every attempt."
     )
     device_kind: str = Field(description="`cpu` or `cuda`.")
+    generation: int | None = Field(
+        default=None, description="Number of this attempt's claim in the run's log."
+    )
+    conditional_writes: Literal["enforced", "not_enforced"] | None = Field(
+        default=None,
+        description="Whether the store refused to create what exists, as seen by asking it.",
+    )
     data_digest: str = Field(description="Digest of the data set that the run reads.")
     parameters: int = Field(description="Number of weights, a tied pair counted once.")
     checkpoint_prefix: str = Field(description="Folder or URI above all checkpoints of the run.")
@@ -76,6 +83,9 @@ class CheckpointCommitted(_Record):
     reason: Literal["schedule", "final", "preemption"] = Field(description="What asked for it.")
     checkpoint_uri: str = Field(description="Where it lies.")
     save_ms: float = Field(description="From the start of the save to the marker.")
+    blocked_ms: float | None = Field(
+        default=None, description="How long training stood still for it."
+    )
     size_bytes: int = Field(description="All of its objects together.")
 
 
@@ -85,6 +95,15 @@ class CheckpointSkipped(_Record):
     event: Literal["checkpoint_skipped"] = "checkpoint_skipped"
     checkpoint_uri: str = Field(description="Where it lies.")
     reason: str = Field(description="What is wrong with it.")
+
+
+class Alarm(_Record):
+    """Something a person should look at; training goes on."""
+
+    event: Literal["alarm"] = "alarm"
+    kind: Literal["save_failed", "little_space", "conditional_writes_not_enforced"]
+    step: int = Field(description="The last finished step.")
+    message: str = Field(description="What is wrong, and what to do.")
 
 
 class StopDecided(_Record):
@@ -101,8 +120,9 @@ class Preemption(_Record):
 
     event: Literal["preemption"] = "preemption"
     step: int | None = Field(description="The last finished step; None: training had not begun.")
-    outcome: Literal["saved", "already_saved", "nothing_new"] = Field(
-        description="saved: now; already_saved: by an earlier save; nothing_new: no step was taken."
+    outcome: Literal["saved", "already_saved", "nothing_new", "not_saved"] = Field(
+        description="saved: now; already_saved: by an earlier save; nothing_new: no step was "
+        "taken; not_saved: the store failed, and the next attempt takes the last steps again."
     )
     checkpoint_uri: str | None = Field(description="What the next attempt will resume from.")
     save_ms: float | None = Field(description="Time of the save, where one was made.")
@@ -138,6 +158,7 @@ Record = Annotated[
     | Step
     | CheckpointCommitted
     | CheckpointSkipped
+    | Alarm
     | StopDecided
     | Preemption
     | RunCompleted

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -75,6 +75,7 @@ def attempt(
     name: str = "attempt",
     stop: StopSource = never,
     change: Change = as_it_is,
+    begin: Literal["newest", "scratch"] = "newest",
 ) -> Told:
     """One attempt on this rank; every rank gets the records."""
     records: list[Record] = []
@@ -86,6 +87,7 @@ def attempt(
         stop=stop,
         emit=records.append,
         grace_s=30.0,
+        begin=begin,
     )
     run = change(run)
     outcome = train(run)

@@ -1,22 +1,17 @@
 import json
 import math
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from kettle.cli.app import run
+from support.checkpoints import committed
 from support.logs import flat, interrupted_run, step, write_log
 
 
 def checkpoint(folder: Path, *, value: float) -> str:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.save({"model.w": torch.tensor([value])}, checkpoint_id=str(folder), no_dist=True)
-    (folder / "_COMMIT").write_text("{}")
-    return str(folder)
+    return committed(folder, {"model.w": torch.tensor([value])})
 
 
 @pytest.fixture

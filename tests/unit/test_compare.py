@@ -1,16 +1,15 @@
 import json
 import math
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from kettle.errors import EvidenceError
 from kettle.evidence.compare import Comparison, compare, floor, judge
+from support.checkpoints import committed
 
 State = dict[str, object]
 Write = Callable[[str, State], str]
@@ -30,17 +29,9 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def save(folder: Path, state: State) -> str:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.save(state, checkpoint_id=str(folder), no_dist=True)
-    (folder / "_COMMIT").write_text("{}")
-    return str(folder)
-
-
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    return lambda name, state: save(tmp_path / name, state)
+    return lambda name, state: committed(tmp_path / name, state)
 
 
 def compared(write: Write, name: str, reference: torch.Tensor, trial: torch.Tensor) -> Comparison:
@@ -241,8 +232,8 @@ def test_a_checkpoint_without_its_marker_is_refused_by_name(write: Write) -> Non
 
 def test_a_checkpoint_without_metadata_is_refused_by_name(write: Write) -> None:
     reference = write("reference", {**tensors()})
-    (Path(reference) / ".metadata").unlink()
-    with pytest.raises(EvidenceError, match=r"reference has a _COMMIT but no \.metadata"):
+    (Path(reference) / "metadata.json").unlink()
+    with pytest.raises(EvidenceError, match=r"reference has a _COMMIT but no metadata\.json"):
         compare(reference, reference)
 
 
@@ -253,9 +244,13 @@ def test_a_checkpoint_that_lost_a_shard_is_refused_by_name(write: Write) -> None
         compare(reference, reference)
 
 
-def test_a_pickled_object_is_refused_by_name_instead_of_loaded(write: Write) -> None:
-    reference = write("reference", {"fine": torch.ones(1), "odd": "a string"})
-    with pytest.raises(EvidenceError, match="holds 'odd' as a pickled object"):
+def test_a_checkpoint_with_a_flipped_bit_is_refused_by_name(write: Write) -> None:
+    reference = write("reference", {**tensors()})
+    shard = next(Path(reference).glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[11] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(EvidenceError, match=r"can't read checkpoint .*reference.*__0_0\.distcp"):
         compare(reference, reference)
 
 

@@ -19,8 +19,12 @@ def test_exit_codes_are_the_published_ones() -> None:
         "OK": 0,
         "FAILED": 1,
         "USAGE": 2,
+        "NO_CHECKPOINT": 3,
+        "SUPERSEDED": 4,
+        "NOT_SAVED": 74,
         "PREEMPTED": 75,
     }
+    assert ExitCode.NOT_SAVED == os.EX_IOERR
     assert ExitCode.PREEMPTED == os.EX_TEMPFAIL
 
 

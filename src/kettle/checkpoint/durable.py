@@ -69,6 +69,7 @@ class DurableLocalFileSystem(LocalFileSystem):  # type: ignore[misc]
         """
         path = self._strip_protocol(path)
         folder = self._parent(path)
+        self.makedirs(folder, exist_ok=True)
         partial = f"{folder}/.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
         _write_whole(partial, value)
         try:

@@ -1,33 +1,58 @@
 """Save and load sharded checkpoints; collective, on any number of ranks.
 
-The write order is the completeness proof: all ranks write their shards, all ranks meet, rank 0
-writes `_COMMIT`. Whoever finds a marker finds everything it names.
+torch's distributed checkpoint moves the tensors, `protocol` decides what counts. Rank 0 alone holds
+the lease and talks to the log; the others are told.
 """
 
+import errno
+import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
-from kettle.checkpoint.catalog import newest_first
-from kettle.checkpoint.filesystem import open_store
-from kettle.checkpoint.layout import MARKER, checkpoint_name, join
-from kettle.checkpoint.marker import (
-    FORMAT_VERSION,
-    Marker,
-    check_identity,
-    check_sizes,
-    read_marker,
+from kettle.checkpoint.catalog import Folder
+from kettle.checkpoint.digest import Expected, verify_object
+from kettle.checkpoint.filesystem import free_bytes, is_store_fault, open_store, store_faults
+from kettle.checkpoint.layout import MARKER, Place, checkpoint_name, is_own_object, join, place_of
+from kettle.checkpoint.log import Ended, Lease, claim, note_failure
+from kettle.checkpoint.marker import FORMAT_VERSION, Marker, check_identity, read_marker
+from kettle.checkpoint.protocol import (
+    Candidate,
+    Skipped,
+    candidates,
+    commit,
+    first_that_loads,
+    prune,
+    set_aside_if_stuck,
+    settle,
 )
+from kettle.checkpoint.reader import CheckpointReader
+from kettle.checkpoint.retention import Policy
+from kettle.checkpoint.staging import HostCopies
+from kettle.checkpoint.writer import CheckpointWriter, SaveCancelledError
 from kettle.distributed import Ranks, gather_texts, told_by_first
-from kettle.errors import CheckpointError, TornCheckpointError
+from kettle.errors import (
+    CheckpointError,
+    KettleError,
+    SaveError,
+    SupersededError,
+    TornCheckpointError,
+)
 from kettle.identity import library_versions
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Stateful(Protocol):
@@ -42,19 +67,52 @@ class Stateful(Protocol):
         ...
 
 
+Parts: TypeAlias = Mapping[str, Stateful]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a checkpoint says of its run and its writer."""
+
+    run_id: str
+    fingerprint: str
+    attempt_id: str
+    experiment: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that this attempt committed."""
+    """A checkpoint that this attempt committed.
+
+    Attributes:
+        save_ms: from the start of the save until the marker was durable.
+        blocked_ms: how long training stood still for it.
+    """
 
     step: int
     uri: str
     save_ms: float
+    blocked_ms: float
     size_bytes: int
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A checkpoint that was passed over, and why."""
+class TakenOver:
+    """What a claim of the run has found.
+
+    Attributes:
+        conditional_writes: whether the store refuses to create what exists.
+        free_bytes: how much still fits into it, where it says so.
+    """
+
+    generation: int
+    conditional_writes: Literal["enforced", "not_enforced"]
+    free_bytes: int | None
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A checkpoint that was not restored, and why."""
 
     uri: str
     reason: str
@@ -67,146 +125,444 @@ class Found:
     uri: str | None
     step: int | None
     versions: Mapping[str, str]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[PassedOver, ...]
 
 
 @dataclass(frozen=True)
+class _InBackground:
+    """A save that goes on beside training.
+
+    Attributes:
+        written: done when every rank has written, or failed on all of them.
+        committer: on rank 0, the thread that commits; it leaves its answer in `answer`.
+    """
+
+    step: int
+    cancelled: threading.Event
+    written: Future[object]
+    committer: threading.Thread | None
+    answer: list[Saved | KettleError]
+
+
 class CheckpointStore:
     """The checkpoints of one run, as one attempt sees them.
 
-    Attributes:
-        prefix: folder or URI above them.
+    Args:
+        uri: folder or URI above them.
         ranks: who saves and loads together.
+        policies: what retention keeps.
+        debris_age_s: how old uncommitted leftovers must be to be deleted.
     """
 
-    prefix: str
-    run_id: str
-    fingerprint: str
-    attempt_id: str
-    ranks: Ranks
+    def __init__(
+        self,
+        uri: str,
+        *,
+        identity: Identity,
+        ranks: Ranks,
+        policies: Sequence[Policy],
+        debris_age_s: float,
+    ) -> None:
+        self.uri = uri
+        self._filesystem, self._prefix = open_store(uri)
+        self._identity = identity
+        self._ranks = ranks
+        self._policies = policies
+        self._debris_age_s = debris_age_s
+        self._lease: Lease | None = None
+        self._generation = 0
+        self._verified: set[str] = set()
+        self._in_background: _InBackground | None = None
+        self._untold: Saved | KettleError | None = None
+        self._told_already: Saved | KettleError | None = None
+        self._last_save_s: float | None = None
+        self._copies = HostCopies()
+        self._group: dist.ProcessGroup | None = None
+        self._pruning: threading.Thread | None = None
 
-    def save(self, step: int, parts: Mapping[str, Stateful]) -> Saved:
+    def take_over(self, *, begin: Literal["newest", "scratch"], after_failures: int) -> TakenOver:
+        """Claim the run, so that no older attempt can commit any more; collective.
+
+        Raises:
+            NoCheckpointError: attempts crash from the newest checkpoint, and from the one before.
+            CheckpointError: the store can't be read or written to.
+        """
+
+        def ask() -> TakenOver:
+            lease = claim(
+                self._filesystem,
+                self._prefix,
+                uri=self.uri,
+                attempt_id=self._identity.attempt_id,
+                begin=begin,
+            )
+            set_aside_if_stuck(lease, after_failures=after_failures)
+            self._lease = lease
+            return TakenOver(
+                generation=lease.generation,
+                conditional_writes="enforced" if lease.enforced else "not_enforced",
+                free_bytes=free_bytes(self._filesystem, self._prefix),
+            )
+
+        taken = self._told(ask, doing="claim")
+        self._generation = taken.generation
+        return taken
+
+    def restore(self, parts: Parts) -> Found:
+        """Restore every part from the newest checkpoint that is whole; collective.
+
+        Every byte that is read is compared with its digest. A checkpoint that doesn't hold is
+        passed over on all ranks alike, and the next one overwrites whatever it has left in the
+        parts.
+
+        Raises:
+            NoCheckpointError: the run has committed before, and nothing of that holds.
+            SupersededError: a newer attempt has claimed the run.
+            CheckpointError: the newest whole one belongs to another experiment or device, a key is
+                missing or foreign, or the store can't be read. Parts may then hold a mixture of
+                old and new: the process must not train on.
+        """
+        restored, skipped = first_that_loads(
+            self._candidates(), lambda candidate: self._load(candidate, parts)
+        )
+        self._told(lambda: settle(self._held(), restored, skipped), doing="log")
+        passed_over = tuple(PassedOver(join(self.uri, s.name), s.reason) for s in skipped)
+        if restored is None:
+            return Found(uri=None, step=None, versions={}, skipped=passed_over)
+        self._verified.add(restored.name)
+        return Found(
+            uri=join(self.uri, restored.name),
+            step=restored.marker.step,
+            versions=restored.marker.versions,
+            skipped=passed_over,
+        )
+
+    def save(self, step: int, parts: Parts) -> Saved:
         """Write all parts as of the last step boundary and commit them; collective.
 
         Raises:
-            CheckpointError: a rank could not write. The checkpoint has no marker then.
+            SaveError: a rank could not write, or the commit failed.
+            SupersededError: a newer attempt has claimed the run.
         """
+        assert self._in_background is None
         started = time.monotonic()
-        uri = join(self.prefix, checkpoint_name(step, attempt_id=self.attempt_id))
-        state = {name: dict(part.state_dict()) for name, part in parts.items()}
+        name = self._name(step)
+        writer = CheckpointWriter(self._filesystem, join(self._prefix, name))
         try:
-            dcp.save(state, checkpoint_id=uri, process_group=self.ranks.control)
+            dcp.save(_tensors(parts), storage_writer=writer, process_group=self._ranks.control)
         except CheckpointException as error:
-            raise _unwrapped(error, doing=f"save {uri}") from error
-        # dcp.save returns when every rank has written, so the marker goes last.
-        size_bytes = told_by_first(lambda: self._commit(step, uri), ranks=self.ranks)
-        save_ms = (time.monotonic() - started) * 1e3
-        return Saved(step=step, uri=uri, save_ms=save_ms, size_bytes=size_bytes)
+            self._told(lambda: self._remove_debris(name), doing="clean up")
+            raise self._save_error(_cause(error), name) from error
 
-    def latest_complete(self) -> Found:
-        """The newest checkpoint that is whole; collective.
+        def finish() -> Saved:
+            return self._commit(step, name, writer, started=started, blocked_ms=None)
 
-        Rank 0 looks: one listing, and one read for each marker until one holds.
+        return self._told(finish, doing="commit")
+
+    def save_in_background(self, step: int, parts: Parts) -> None:
+        """Copy all parts, and write and commit the copy while training goes on; collective.
+
+        One at a time: `finish_background` has to be called in between.
+        """
+        assert self._in_background is None
+        started = time.monotonic()
+        if self._group is None:
+            # Its collectives would interleave with the stop decision's on the control group.
+            self._group = dist.new_group(backend="gloo")
+        name = self._name(step)
+        cancelled = threading.Event()
+        writer = CheckpointWriter(self._filesystem, join(self._prefix, name), cancelled=cancelled)
+        written = cast(
+            "Future[object]",
+            dcp.async_save(
+                _tensors(parts),
+                storage_writer=writer,
+                process_group=self._group,
+                async_stager=self._copies,
+            ),
+        )
+        blocked_ms = (time.monotonic() - started) * 1e3
+        answer: list[Saved | KettleError] = []
+
+        def finish() -> None:
+            try:
+                written.result()
+                saved = self._commit(step, name, writer, started=started, blocked_ms=blocked_ms)
+                answer.append(saved)
+            except CheckpointException as error:
+                self._remove_debris(name)
+                answer.append(self._save_error(_cause(error), name))
+            except KettleError as error:
+                answer.append(error)
+            except Exception as error:  # noqa: BLE001 - the thread's only way to say it
+                answer.append(CheckpointError(f"can't save below {self.uri}: {_words(error)}"))
+
+        committer = None
+        if self._ranks.is_first:
+            committer = threading.Thread(target=finish, name=f"commit-{step}", daemon=True)
+            committer.start()
+        self._in_background = _InBackground(
+            step=step, cancelled=cancelled, written=written, committer=committer, answer=answer
+        )
+
+    @property
+    def background_step(self) -> int | None:
+        """The step that is being saved in the background, or that waits to be asked for."""
+        return None if self._in_background is None else self._in_background.step
+
+    @property
+    def expected_save_s(self) -> float | None:
+        """How long a save takes, by the last one of this attempt; known to rank 0 alone."""
+        return self._last_save_s
+
+    def take_news(self) -> Saved | SaveError | None:
+        """How a background save ended, once, as soon as that is known; rank 0 alone gets it."""
+        if self._in_background is not None and self._in_background.answer:
+            answer: Saved | KettleError | None = self._in_background.answer[0]
+        else:
+            answer = self._untold
+        if answer is None or answer is self._told_already:
+            return None
+        self._told_already = answer
+        return answer if isinstance(answer, Saved | SaveError) else None
+
+    def finish_background(self) -> Saved | SaveError:
+        """Wait for the background save, and say how it ended; collective.
 
         Raises:
-            CheckpointError: the newest whole one belongs to another experiment or device, or the
-                store can't be read.
+            SupersededError: a newer attempt has claimed the run.
         """
-        return told_by_first(self._latest_complete, ranks=self.ranks)
+        background = self._in_background
+        assert background is not None
+        if background.committer is not None:
+            background.committer.join()
+        else:
+            # Its error is that of rank 0, which says it.
+            background.written.exception()
+        self._in_background = None
+        self._untold = background.answer[0] if background.answer else None
+        answer = told_by_first(lambda: background.answer[0], ranks=self._ranks)
+        if isinstance(answer, Saved | SaveError):
+            return answer
+        raise answer
 
-    def load(self, uri: str, parts: Mapping[str, Stateful]) -> None:
-        """Restore every part from a checkpoint, or raise; collective.
+    def cancel_background(self) -> None:
+        """Ask the background save to give up; `finish_background` still has to be called."""
+        assert self._in_background is not None
+        self._in_background.cancelled.set()
 
-        Raises:
-            CheckpointError: a key is missing or foreign, or an object can't be read. Parts may
-                then hold a mixture of old and new: the process must not train on.
-        """
-        state = {name: dict(part.state_dict()) for name, part in parts.items()}
+    def prune_in_background(self, saved: Saved) -> None:
+        """Let retention delete what it doesn't keep, beside training; only rank 0 acts."""
+        if not self._ranks.is_first or (self._pruning is not None and self._pruning.is_alive()):
+            return
+        newest = place_of(saved.uri.rsplit("/", 1)[-1])
+        assert newest is not None
+        self._pruning = threading.Thread(
+            target=self._prune, args=(newest,), name="retention", daemon=True
+        )
+        self._pruning.start()
+
+    def wait_for_retention(self) -> None:
+        """Wait until nothing is being deleted any more."""
+        if self._pruning is not None:
+            self._pruning.join()
+
+    def leave(self, *, step: int, exit_code: int) -> None:
+        """Note in the log that the attempt ends in order; only rank 0 acts, and only if it can."""
+        if self._lease is None:
+            return
+        try:
+            with store_faults():
+                self._lease.append(Ended(step=step, exit_code=exit_code))
+        except OSError as error:
+            log.warning("could not note the end of the attempt below %s: %s", self.uri, error)
+
+    def note_failure(self, *, step: int, error: str) -> None:
+        """Note in the log that this attempt has crashed, if that can be done; any rank may."""
+        try:
+            with store_faults():
+                note_failure(
+                    self._filesystem,
+                    self._prefix,
+                    attempt_id=self._identity.attempt_id,
+                    step=step,
+                    error=error,
+                )
+        except OSError as fault:
+            log.warning("could not note the crash below %s: %s", self.uri, fault)
+
+    def _candidates(self) -> Iterator[Candidate | Skipped]:
+        """What rank 0 finds, on every rank; collective."""
+        found = candidates(self._held()) if self._ranks.is_first else iter(())
+
+        def ask() -> Candidate | Skipped | None:
+            candidate = next(found, None)
+            if isinstance(candidate, Candidate):
+                check_identity(
+                    candidate.marker,
+                    uri=join(self.uri, candidate.name),
+                    fingerprint=self._identity.fingerprint,
+                    device_kind=self._ranks.device.type,
+                )
+            return candidate
+
+        while (candidate := self._told(ask, doing="look for checkpoints")) is not None:
+            yield candidate
+
+    def _load(self, candidate: Candidate, parts: Parts) -> None:
+        uri = join(self.uri, candidate.name)
+        state = _tensors(parts)
         mine = [f"{name}.{key}" for name, tensors in state.items() for key in tensors]
-        expected = set(gather_texts(mine, ranks=self.ranks))
+        expected = set(gather_texts(mine, ranks=self._ranks))
+        reader = CheckpointReader(
+            self._filesystem,
+            join(self._prefix, candidate.name),
+            objects=candidate.marker.objects,
+            uri=uri,
+        )
         try:
             dcp.load(
                 state,
-                checkpoint_id=uri,
+                storage_reader=reader,
                 planner=ExactKeys(expected, uri=uri),
-                process_group=self.ranks.control,
+                process_group=self._ranks.control,
             )
         except CheckpointException as error:
-            raise _unwrapped(error, doing=f"load {uri}") from error
+            cause = _cause(error)
+            if isinstance(cause, CheckpointError):
+                raise cause from error
+            raise CheckpointError(f"can't load {uri}: {_words(cause)}") from error
         for name, part in parts.items():
             part.load_state_dict(state[name])
 
-    def prune(self, saved: Saved, *, keep: int) -> None:
-        """Delete committed checkpoints but `saved` and the newest before it; only rank 0 acts.
-
-        What claims a later step than `saved` was passed over when this attempt began, because it
-        is damaged. It takes no place from those that are whole, and stays for a person to look at.
-        Each loses its marker first, so that one half deleted is never taken for whole.
-        """
-        if not self.ranks.is_first:
-            return
-        filesystem, path = open_store(self.prefix)
-        older = [entry for entry in newest_first(filesystem, path) if entry.step < saved.step]
-        for entry in older[keep - 1 :]:
-            folder = join(path, entry.name)
-            filesystem.rm_file(join(folder, MARKER))
-            filesystem.rm(folder, recursive=True)
-
-    def _commit(self, step: int, uri: str) -> int:
-        filesystem, path = open_store(uri)
+    def _commit(
+        self,
+        step: int,
+        name: str,
+        writer: CheckpointWriter,
+        *,
+        started: float,
+        blocked_ms: float | None,
+    ) -> Saved:
+        marker = Marker(
+            format_version=FORMAT_VERSION,
+            run_id=self._identity.run_id,
+            fingerprint=self._identity.fingerprint,
+            step=step,
+            attempt_id=self._identity.attempt_id,
+            generation=self._generation,
+            world_size=self._ranks.world_size,
+            device_kind=self._ranks.device.type,
+            versions=library_versions(),
+            experiment=dict(self._identity.experiment),
+            saved_unix_s=time.time(),
+            save_ms=(time.monotonic() - started) * 1e3,
+            objects={
+                name: Expected(size_bytes=written.size_bytes, digest=written.digest)
+                for name, written in sorted(writer.objects.items())
+            },
+        )
         try:
-            filesystem.invalidate_cache()
-            found = filesystem.find(path, detail=True)
-            sizes: dict[str, int] = {
-                name.rsplit("/", 1)[-1]: info["size"] for name, info in found.items()
-            }
-            marker = Marker(
-                format_version=FORMAT_VERSION,
-                run_id=self.run_id,
-                fingerprint=self.fingerprint,
-                step=step,
-                attempt_id=self.attempt_id,
-                world_size=self.ranks.world_size,
-                device_kind=self.ranks.device.type,
-                versions=library_versions(),
-                sizes_bytes=sizes,
-            )
-            content = marker.model_dump_json(indent=2).encode()
-            filesystem.pipe_file(join(path, MARKER), content)
-        except OSError as error:
-            raise CheckpointError(
-                f"can't commit {uri}: {error}; it stays without marker"
-            ) from error
-        return sum(sizes.values()) + len(content)
-
-    def _latest_complete(self) -> Found:
-        filesystem, path = open_store(self.prefix)
-        skipped: list[Skipped] = []
-        try:
-            for entry in newest_first(filesystem, path):
-                uri = join(self.prefix, entry.name)
-                try:
-                    content = filesystem.cat_file(join(path, entry.name, MARKER))
-                    marker = read_marker(content, uri=uri)
-                    check_sizes(marker, entry.sizes_bytes, uri=uri)
-                except TornCheckpointError as error:
-                    skipped.append(Skipped(uri=uri, reason=str(error)))
-                    continue
-                check_identity(
-                    marker,
-                    uri=uri,
-                    fingerprint=self.fingerprint,
-                    device_kind=self.ranks.device.type,
-                )
-                return Found(uri, marker.step, marker.versions, tuple(skipped))
-        except CheckpointError:
+            with store_faults():
+                commit(self._held(), marker, name=name)
+        except SupersededError:
             raise
         except OSError as error:
-            raise CheckpointError(
-                f"can't look for checkpoints below {self.prefix}: {error}; give this process "
-                "access, or correct checkpoint.root"
-            ) from error
-        return Found(uri=None, step=None, versions={}, skipped=tuple(skipped))
+            raise self._save_error(error, name) from error
+        save_ms = (time.monotonic() - started) * 1e3
+        self._last_save_s = save_ms / 1e3
+        return Saved(
+            step=step,
+            uri=join(self.uri, name),
+            save_ms=save_ms,
+            blocked_ms=save_ms if blocked_ms is None else blocked_ms,
+            size_bytes=marker.size_bytes + len(marker.to_bytes()),
+        )
+
+    def _prune(self, newest: Place) -> None:
+        try:
+            with store_faults():
+                prune(
+                    self._held(),
+                    policies=self._policies,
+                    newest=newest,
+                    verified=self._verified,
+                    verify=self._verify,
+                    debris_age_s=self._debris_age_s,
+                )
+        except SupersededError:
+            return  # the next commit says so, and ends the attempt
+        except OSError as error:
+            log.warning("could not delete old checkpoints below %s: %s", self.uri, error)
+
+    def _verify(self, folder: Folder) -> bool:
+        path, uri = join(self._prefix, folder.name), join(self.uri, folder.name)
+        try:
+            marker = read_marker(self._filesystem.cat_file(join(path, MARKER)), uri=uri)
+            for name, expected in marker.objects.items():
+                verify_object(
+                    self._filesystem, join(path, name), expected, uri=uri, progress=_silent
+                )
+        except TornCheckpointError as error:
+            log.warning("retention found a damaged checkpoint and deletes nothing: %s", error)
+            return False
+        self._verified.add(folder.name)
+        return True
+
+    def _remove_debris(self, name: str) -> None:
+        """Delete what a failed save has written; best effort, its reason is what matters."""
+        if not self._ranks.is_first:
+            return
+        path = join(self._prefix, name)
+        try:
+            with store_faults():
+                self._filesystem.invalidate_cache()
+                for found in self._filesystem.ls(path, detail=False):
+                    if is_own_object(found.rsplit("/", 1)[-1]):
+                        self._filesystem.rm_file(found)
+                self._filesystem.rmdir(path)
+        except (OSError, NotImplementedError):
+            log.debug("left debris in %s", path)
+
+    def _save_error(self, cause: BaseException, name: str) -> KettleError:
+        uri = join(self.uri, name)
+        if not is_store_fault(cause):
+            if isinstance(cause, KettleError) and not isinstance(cause, SaveCancelledError):
+                return cause
+            if not isinstance(cause, KettleError):
+                return CheckpointError(f"can't save {uri}: {_words(cause)}")
+        remedy = "what was committed before is untouched"
+        if isinstance(cause, PermissionError):
+            remedy = "renew the credentials, or allow this process to write there; " + remedy
+        elif isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "make room, or lower checkpoint.keep; " + remedy
+        return SaveError(f"can't save {uri}: {_words(cause)}; {remedy}")
+
+    def _name(self, step: int) -> str:
+        return checkpoint_name(
+            step, generation=self._generation, attempt_id=self._identity.attempt_id
+        )
+
+    def _held(self) -> Lease:
+        assert self._lease is not None
+        return self._lease
+
+    def _told(self, ask: Callable[[], T], *, doing: str) -> T:
+        """What `ask` gives on rank 0, on every rank, its errors as kettle's own; collective."""
+
+        def asked() -> T:
+            try:
+                with store_faults():
+                    return ask()
+            except KettleError:
+                raise
+            except OSError as error:
+                raise CheckpointError(
+                    f"can't {doing} below {self.uri}: {_words(error)}; give this process "
+                    "access, or correct checkpoint.root"
+                ) from error
+
+        return told_by_first(asked, ranks=self._ranks)
 
 
 class ExactKeys(DefaultLoadPlanner):
@@ -246,9 +602,19 @@ def _some(keys: set[str]) -> str:
     return (", ".join(shown) or "none") + (f" and {more} more" if more else "")
 
 
-def _unwrapped(error: CheckpointException, *, doing: str) -> CheckpointError:
-    """The first rank's own error as a CheckpointError; torch's is no Exception."""
-    rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, CheckpointError):
-        return cause
-    return CheckpointError(f"can't {doing}: rank {rank} says {type(cause).__name__}: {cause}")
+def _tensors(parts: Parts) -> dict[str, Any]:
+    return {name: dict(part.state_dict()) for name, part in parts.items()}
+
+
+def _silent(_count: int) -> None:
+    """Retention works in the background of a worker, which shows no progress."""
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """The first rank's own error; torch's is no Exception."""
+    _, (cause, _) = min(error.failures.items())
+    return cause

@@ -19,6 +19,15 @@ Overrides = Annotated[
     ),
 ]
 
+FromScratch = Annotated[
+    bool,
+    typer.Option(
+        "--from-scratch",
+        help="Begin at step 0 and leave all committed checkpoints of the run behind; they stay "
+        "until they are pruned.",
+    ),
+]
+
 
 def launch(
     run_file: RunFile,
@@ -32,6 +41,7 @@ def launch(
         ),
     ] = None,
     overrides: Overrides = None,
+    from_scratch: FromScratch = False,
 ) -> None:
     """Run one attempt with one worker per device: a container's entry.
 
@@ -50,17 +60,21 @@ def launch(
             workers=facts.workers or 1 if workers is None else workers,
             attempt_id=_attempt_id(facts),
             grace_s=facts.grace_seconds or config.runtime.grace_seconds,
+            begin="scratch" if from_scratch else "newest",
         )
     )
 
 
-def train(run_file: RunFile, *, overrides: Overrides = None) -> None:
+def train(
+    run_file: RunFile, *, overrides: Overrides = None, from_scratch: FromScratch = False
+) -> None:
     """Run one attempt in this process alone: one rank, no launcher.
 
     Resumes, stops and records like launch, and gives the same bits.
 
     Example: kettle train examples/stdlib.toml --set experiment.total_steps=20
     """
+    from kettle.checkpoint.filesystem import bound_retries
     from kettle.data.identify import identify
     from kettle.hosting import plan_hosting
     from kettle.train.worker import Attempt, talk_to_a_person, work
@@ -78,7 +92,9 @@ def train(run_file: RunFile, *, overrides: Overrides = None) -> None:
         grace_s=facts.grace_seconds or config.runtime.grace_seconds,
         stop_file=None,
         begun_file=None,
+        begin="scratch" if from_scratch else "newest",
     )
+    bound_retries(attempt.grace_s)
     raise typer.Exit(work(config, attempt))
 
 

@@ -25,7 +25,7 @@ class Eviction(_Finding):
     save_ms: float | None
     grace_left_s: float | None
     exit_code: int
-    outcome: Literal["saved", "already_saved", "nothing_new"]
+    outcome: Literal["saved", "already_saved", "nothing_new", "not_saved"]
 
 
 class Verdict(_Finding):

@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from kettle.checkpoint.filesystem import open_store
-from kettle.checkpoint.layout import MARKER
+from kettle.checkpoint.layout import MARKER, METADATA, join
+from kettle.checkpoint.marker import read_marker
+from kettle.checkpoint.reader import CheckpointReader
 from kettle.errors import CheckpointError, EvidenceError
 from kettle.evidence.checks import Difference
-
-_METADATA = ".metadata"
 
 
 class _Finding(BaseModel):
@@ -182,10 +182,9 @@ def judge(comparison: Comparison, floor: float) -> Judgement:
 class _EverythingPlanner(DefaultLoadPlanner):
     """Loads whatever the checkpoint's metadata lists, without a model to load it into."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self) -> None:
         super().__init__(flatten_state_dict=False)
         self.tensors: dict[str, torch.Tensor] = {}
-        self._uri = uri
 
     def set_up_planner(
         self,
@@ -195,12 +194,7 @@ class _EverythingPlanner(DefaultLoadPlanner):
     ) -> None:
         assert metadata is not None
         for name, entry in metadata.state_dict_metadata.items():
-            if not isinstance(entry, TensorStorageMetadata):
-                # Reading it would unpickle whatever the file says.
-                raise EvidenceError(
-                    f"{self._uri} holds {name!r} as a pickled object; kettle writes tensors only, "
-                    "so compare checkpoints that kettle wrote"
-                )
+            assert isinstance(entry, TensorStorageMetadata)
             self.tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
         state_dict.update(self.tensors)
         super().set_up_planner(state_dict, metadata, is_coordinator)
@@ -209,17 +203,19 @@ class _EverythingPlanner(DefaultLoadPlanner):
 def _load(uri: str) -> dict[str, torch.Tensor]:
     uri = uri.rstrip("/")
     _refuse_incomplete(uri)
-    planner = _EverythingPlanner(uri)
+    planner = _EverythingPlanner()
+    filesystem, path = open_store(uri)
     try:
         with warnings.catch_warnings():
             # Said even where no_dist asks for exactly that.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load({}, checkpoint_id=uri, planner=planner, no_dist=True)
+            marker = read_marker(filesystem.cat_file(join(path, MARKER)), uri=uri)
+            reader = CheckpointReader(filesystem, path, objects=marker.objects, uri=uri)
+            load({}, storage_reader=reader, planner=planner, no_dist=True)
+    except CheckpointError as error:
+        raise EvidenceError(f"{error}; compare another step of the run") from error
     except CheckpointException as error:
         causes = [wrapped[0] for wrapped in error.failures.values()]
-        refusal = next((cause for cause in causes if isinstance(cause, EvidenceError)), None)
-        if refusal is not None:
-            raise refusal from error
         raise EvidenceError(
             f"can't read checkpoint {uri}: {causes[0]!r}; compare another step of the run"
         ) from error
@@ -247,9 +243,9 @@ def _refuse_incomplete(uri: str) -> None:
             f"{uri} has no {MARKER}, so it is no whole checkpoint; name a committed step, one "
             f"level below the run's folder"
         )
-    if _METADATA not in names:
+    if METADATA not in names:
         raise EvidenceError(
-            f"{uri} has a {MARKER} but no {_METADATA}; it was damaged after its commit, so name "
+            f"{uri} has a {MARKER} but no {METADATA}; it was damaged after its commit, so name "
             "another step"
         )
 

@@ -33,6 +33,12 @@ def streams_key(virtual_rank: int) -> str:
     return f"rng.vrank{virtual_rank}"
 
 
+def size_bytes(parts: Parts) -> int:
+    """How large a checkpoint of these parts is, over all ranks; streams of other ranks aside."""
+    tensors = [tensor for part in parts.values() for tensor in part.state_dict().values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 class ModelPart:
     """The weights. A tied tensor is listed once, under its first name."""
 

@@ -1,11 +1,13 @@
 """The only place that builds the parts of an attempt."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from kettle.checkpoint.filesystem import absolute
+from kettle.checkpoint.retention import Policy, every, latest
 from kettle.checkpoint.schedule import SaveSchedule
-from kettle.checkpoint.store import CheckpointStore
-from kettle.config import RunConfig
+from kettle.checkpoint.store import CheckpointStore, Identity
+from kettle.config import CheckpointConfig, RunConfig
 from kettle.data.loader import Dataset, MicroBatches
 from kettle.data.order import order_of
 from kettle.determinism import enforce
@@ -34,6 +36,7 @@ def assemble(
     stop: StopSource,
     emit: Callable[[Record], None],
     grace_s: float,
+    begin: Literal["newest", "scratch"] = "newest",
 ) -> Run:
     """Build dataset order, model, sharding, reduction, optimizer, schedule and parts; collective.
 
@@ -106,14 +109,27 @@ def assemble(
         position=position,
         parts=parts,
         store=CheckpointStore(
-            prefix=checkpoint_prefix(absolute(config.checkpoint.root), name),
-            run_id=name,
-            fingerprint=identity,
-            attempt_id=attempt_id,
+            checkpoint_prefix(absolute(config.checkpoint.root), name),
+            identity=Identity(
+                run_id=name,
+                fingerprint=identity,
+                attempt_id=attempt_id,
+                experiment=experiment.model_dump(mode="json"),
+            ),
             ranks=ranks,
+            policies=retention(config.checkpoint),
+            debris_age_s=config.checkpoint.debris_hours * 3600,
         ),
         schedule=SaveSchedule(every=config.checkpoint.every, total_steps=experiment.total_steps),
         stop=stop,
         emit=emit,
         grace_s=grace_s,
+        begin=begin,
     )
+
+
+def retention(config: CheckpointConfig) -> tuple[Policy, ...]:
+    """What a run file says about which checkpoints stay."""
+    if config.keep_every is None:
+        return (latest(config.keep),)
+    return latest(config.keep), every(config.keep_every)

@@ -1,4 +1,4 @@
-"""The story of one attempt: restore, step until the end or an eviction, save."""
+"""The story of one attempt: take over, restore, step until the end or an eviction, save."""
 
 import logging
 import socket
@@ -9,13 +9,12 @@ from typing import Literal
 
 import psutil
 
-from kettle.checkpoint.store import Saved
+from kettle.checkpoint.store import TakenOver
 from kettle.exits import ExitCode
 from kettle.grace import GraceBudget
 from kettle.identity import library_versions
 from kettle.model.build import assert_tied, parameter_count
 from kettle.records import (
-    CheckpointCommitted,
     CheckpointSkipped,
     Preemption,
     RunCompleted,
@@ -25,6 +24,16 @@ from kettle.records import (
 )
 from kettle.state.digest import weights_digest
 from kettle.train.run import Run
+from kettle.train.saving import (
+    Covered,
+    finish_background,
+    report_background,
+    save_final,
+    save_for_stop,
+    save_periodic,
+    warn_of_store,
+    who,
+)
 from kettle.train.step import StepResult, take_step
 from kettle.train.stop import StopDecision
 
@@ -39,7 +48,13 @@ class Outcome:
 
 
 def train(run: Run) -> Outcome:
-    """Run to `total_steps` or to an eviction, whichever comes first; collective."""
+    """Run to `total_steps` or to an eviction, whichever comes first; collective.
+
+    Raises:
+        NoCheckpointError: the run has committed before, and nothing of that can be used.
+        SupersededError: a newer attempt has taken the run over.
+        SaveError: the last step could not be saved.
+    """
     started = time.monotonic()
     covered = restore(run)
     total_steps = run.config.experiment.total_steps
@@ -50,78 +65,61 @@ def train(run: Run) -> Outcome:
         if isinstance(result, StopDecision):
             return leave(run, result, covered=covered)
         run.emit(step_record(run, step, result, elapsed_s=time.monotonic() - step_started))
-        reason = run.schedule.due(step)
-        if reason is not None:
-            covered = save(run, reason)
-            prune(run, covered)
+        report_background(run)
+        match run.schedule.due(step):
+            case "schedule":
+                covered = save_periodic(run, covered)
+            case "final":
+                covered = save_final(run, finish_background(run, covered))
 
     digest = weights_digest(run.parts["model"].state_dict(), ranks=run.ranks)
+    run.store.leave(step=total_steps, exit_code=ExitCode.OK)
     run.emit(
         RunCompleted(
-            **_who(run),
+            **who(run),
             step=total_steps,
             weights_digest=digest,
             exit_code=ExitCode.OK,
             wall_s=time.monotonic() - started,
         )
     )
+    run.store.wait_for_retention()
     if run.ranks.is_first:
         log.info("%s: complete after step %d", run.run_id, total_steps)
     return Outcome(ExitCode.OK)
 
 
-def restore(run: Run) -> Saved | None:
-    """Restore every part from the newest whole checkpoint, if there is one; collective."""
+def restore(run: Run) -> Covered | None:
+    """Take the run over and restore every part from the newest whole checkpoint; collective."""
     started = time.monotonic()
-    found = run.store.latest_complete()
+    taken = run.store.take_over(
+        begin=run.begin, after_failures=run.config.checkpoint.quarantine_after
+    )
+    found = run.store.restore(run.parts)
     for skipped in found.skipped:
-        run.emit(CheckpointSkipped(**_who(run), checkpoint_uri=skipped.uri, reason=skipped.reason))
+        run.emit(CheckpointSkipped(**who(run), checkpoint_uri=skipped.uri, reason=skipped.reason))
         if run.ranks.is_first:
-            log.warning("skipped checkpoint %s", skipped.reason)
+            log.warning("skipped checkpoint %s: %s", skipped.uri, skipped.reason)
     covered = None
     restore_ms = None
     if found.uri is not None:
         _warn_of_other_versions(run, found.versions)
-        run.store.load(found.uri, run.parts)
         assert_tied(run.model, expected=run.config.experiment.model.tie_embeddings)
         restore_ms = (time.monotonic() - started) * 1e3
-        covered = Saved(step=run.progress.step, uri=found.uri, save_ms=0.0, size_bytes=0)
-    run.emit(_started_record(run, resumed_from=found.step, restore_ms=restore_ms))
+        covered = Covered(step=run.progress.step, uri=found.uri)
+    run.emit(_started_record(run, taken, resumed_from=found.step, restore_ms=restore_ms))
+    warn_of_store(run, taken)
     if run.ranks.is_first:
         begun = "a new run" if covered is None else f"resumes after step {covered.step}"
         total_steps = run.config.experiment.total_steps
         log.info(
-            "%s: %s, to step %d, saved below %s", run.run_id, begun, total_steps, run.store.prefix
+            "%s: %s, to step %d, saved below %s", run.run_id, begun, total_steps, run.store.uri
         )
     return covered
 
 
-def save(run: Run, reason: Literal["schedule", "final", "preemption"]) -> Saved:
-    """Commit the last step boundary; collective."""
-    saved = run.store.save(run.progress.step, run.parts)
-    run.emit(
-        CheckpointCommitted(
-            **_who(run),
-            step=saved.step,
-            reason=reason,
-            checkpoint_uri=saved.uri,
-            save_ms=saved.save_ms,
-            size_bytes=saved.size_bytes,
-        )
-    )
-    return saved
-
-
-def prune(run: Run, saved: Saved) -> None:
-    """Delete what retention doesn't keep; a fault there is no reason to end the run."""
-    try:
-        run.store.prune(saved, keep=run.config.checkpoint.keep)
-    except OSError as error:
-        log.warning("could not delete old checkpoints below %s: %s", run.store.prefix, error)
-
-
-def leave(run: Run, decision: StopDecision, *, covered: Saved | None) -> Outcome:
-    """Save what no checkpoint covers yet and end with 75; collective.
+def leave(run: Run, decision: StopDecision, *, covered: Covered | None) -> Outcome:
+    """Save what no checkpoint covers yet, and end with 75 if that worked; collective.
 
     The save is tried however little grace is left: the platform may be late, and a try that is
     cut off only leaves a folder without marker.
@@ -130,36 +128,39 @@ def leave(run: Run, decision: StopDecision, *, covered: Saved | None) -> Outcome
     step = run.progress.step
     run.emit(
         StopDecided(
-            **_who(run),
+            **who(run),
             step=step,
             micro_batch=decision.micro_batch,
             waited_ms=budget.spent_s() * 1e3,
         )
     )
-    outcome: Literal["saved", "already_saved", "nothing_new"] = "nothing_new"
+    outcome: Literal["saved", "already_saved", "nothing_new", "not_saved"] = "nothing_new"
     save_ms = None
-    if covered is not None and covered.step == step:
-        outcome = "already_saved"
-    elif step > 0:
-        covered = save(run, "preemption")
-        outcome, save_ms = "saved", covered.save_ms
+    exit_code = ExitCode.PREEMPTED
+    if step > 0:
+        covered, save_ms = save_for_stop(run, covered, budget=budget)
+        if covered is None or covered.step < step:
+            outcome, exit_code = "not_saved", ExitCode.NOT_SAVED
+        else:
+            outcome = "already_saved" if save_ms is None else "saved"
     run.emit(
         Preemption(
-            **_who(run),
+            **who(run),
             step=step,
             outcome=outcome,
             checkpoint_uri=None if covered is None else covered.uri,
             save_ms=save_ms,
             grace_s=run.grace_s,
             grace_left_s=budget.left_s(),
-            exit_code=ExitCode.PREEMPTED,
+            exit_code=exit_code,
         )
     )
+    run.store.leave(step=step, exit_code=exit_code)
     if run.ranks.is_first:
         log.info(
             "%s: stopped after step %d (%s); start it again to go on", run.run_id, step, outcome
         )
-    return Outcome(ExitCode.PREEMPTED)
+    return Outcome(exit_code)
 
 
 def _warn_of_other_versions(run: Run, saved: Mapping[str, str]) -> None:
@@ -175,13 +176,11 @@ def _warn_of_other_versions(run: Run, saved: Mapping[str, str]) -> None:
         )
 
 
-def _who(run: Run) -> dict[str, str]:
-    return {"run_id": run.run_id, "attempt_id": run.attempt_id}
-
-
-def _started_record(run: Run, *, resumed_from: int | None, restore_ms: float | None) -> RunStarted:
+def _started_record(
+    run: Run, taken: TakenOver, *, resumed_from: int | None, restore_ms: float | None
+) -> RunStarted:
     return RunStarted(
-        **_who(run),
+        **who(run),
         fingerprint=run.fingerprint,
         resumed_from=resumed_from,
         total_steps=run.config.experiment.total_steps,
@@ -189,9 +188,11 @@ def _started_record(run: Run, *, resumed_from: int | None, restore_ms: float | N
         world_size=run.ranks.world_size,
         virtual_ranks=run.order.virtual_ranks,
         device_kind=run.ranks.device.type,
+        generation=taken.generation,
+        conditional_writes=taken.conditional_writes,
         data_digest=run.dataset.digest,
         parameters=parameter_count(run.model),
-        checkpoint_prefix=run.store.prefix,
+        checkpoint_prefix=run.store.uri,
         restore_ms=restore_ms,
         startup_s=time.time() - psutil.Process().create_time(),
         versions=library_versions(),
@@ -206,7 +207,7 @@ def _started_record(run: Run, *, resumed_from: int | None, restore_ms: float | N
 def step_record(run: Run, step: int, result: StepResult, *, elapsed_s: float) -> Step:
     """The record of a finished step that took so long."""
     return Step(
-        **_who(run),
+        **who(run),
         step=step,
         epoch=result.epoch,
         loss=result.loss,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
@@ -33,6 +34,7 @@ class Run:
         stop: asked before every micro-batch.
         emit: takes records; only rank 0's go anywhere.
         grace_s: seconds between SIGTERM and SIGKILL.
+        begin: where from; "scratch" leaves all committed checkpoints behind.
     """
 
     config: RunConfig
@@ -58,3 +60,4 @@ class Run:
     stop: StopSource
     emit: Callable[[Record], None]
     grace_s: float
+    begin: Literal["newest", "scratch"]

@@ -16,8 +16,9 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from kettle.checkpoint.filesystem import use_endpoint
+from kettle.checkpoint.filesystem import bound_retries, use_endpoint
 from kettle.config import RunConfig, deployment_facts
 from kettle.errors import DataError, KettleError
 from kettle.exits import ExitCode
@@ -37,6 +38,7 @@ class Attempt:
         grace_s: seconds between SIGTERM and SIGKILL.
         stop_file: where the launcher writes when it was told to stop; None without a launcher.
         begun_file: who creates it first, launcher or rank 0, answers a stop from then on.
+        begin: where from; "scratch" leaves all committed checkpoints behind.
     """
 
     run_id: str
@@ -44,6 +46,7 @@ class Attempt:
     grace_s: float
     stop_file: str | None
     begun_file: str | None
+    begin: Literal["newest", "scratch"]
 
 
 def work(config: RunConfig, attempt: Attempt) -> ExitCode:
@@ -81,6 +84,7 @@ def _train(config: RunConfig, attempt: Attempt) -> ExitCode:
             stop=stop,
             emit=emit if ranks.is_first else _say_nothing,
             grace_s=attempt.grace_s,
+            begin=attempt.begin,
         )
         if run.run_id != attempt.run_id:
             raise DataError(
@@ -94,7 +98,12 @@ def _train(config: RunConfig, attempt: Attempt) -> ExitCode:
             if is_speaker:
                 emit(_left_before_start(attempt, stopped=stopped))
             return ExitCode.PREEMPTED
-        outcome = train(run)
+        try:
+            outcome = train(run)
+        except Exception as error:
+            if getattr(error, "exit_code", ExitCode.FAILED) == ExitCode.FAILED:
+                run.store.note_failure(step=run.progress.step, error=str(error))
+            raise
         run.batches.close()
     return outcome.exit_code
 
@@ -166,6 +175,7 @@ def main() -> int:
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--attempt-id", required=True)
     parser.add_argument("--grace", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--begin", choices=["newest", "scratch"], required=True)
     parser.add_argument("--launcher", type=int, required=True, metavar="PID")
     said = parser.parse_args()
     _die_with(said.launcher)
@@ -176,6 +186,7 @@ def main() -> int:
     facts = deployment_facts()
     if facts.s3_endpoint:
         use_endpoint(facts.s3_endpoint)
+    bound_retries(said.grace)
     config = RunConfig.model_validate_json(said.config.read_text(encoding="utf-8"))
     exit_code = work(
         config,
@@ -185,6 +196,7 @@ def main() -> int:
             grace_s=said.grace,
             stop_file=said.stop_file,
             begun_file=said.begun_file,
+            begin=said.begin,
         ),
     )
     # Whole or not at all: the launcher would take half a word for an answer.

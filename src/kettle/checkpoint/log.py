@@ -1,0 +1,450 @@
+"""The run's append-only log: who may write, and what was committed.
+
+Two attempts of one run may be alive at once: a pod whose node can't be reached, a double submit. A
+conditional write of a checkpoint can't keep the older one from committing another step, so every
+attempt first takes the next number of one log, `<prefix>/_log/<n>.json`, each entry created only if
+it does not exist yet; this is the protocol of Delta Lake's transaction log (Armbrust et al., "Delta
+Lake: High-Performance ACID Table Storage over Cloud Object Stores", VLDB 2020). A writer may create
+entry n + 1 only after it has read up to n. So one whose run was taken over finds its number taken,
+reads that a newer generation has claimed the run, and is refused.
+
+Each entry holds what happened and the state that follows from all entries up to it, so the newest
+entry alone says everything. Entries are never deleted: a writer that has slept could otherwise
+create one that others have read and forgotten.
+"""
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeAlias
+
+from fsspec import AbstractFileSystem
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kettle.checkpoint.filesystem import store_faults
+from kettle.checkpoint.layout import LOG, entry_name, entry_number, join, place_of
+from kettle.checkpoint.marker import Marker
+from kettle.errors import CheckpointError, SupersededError
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Claimed(_Frozen):
+    """An attempt has taken the run over; older generations may write no more."""
+
+    kind: Literal["claimed"] = "claimed"
+    from_scratch: bool = Field(
+        default=False, description="Whether all checkpoints before are left behind, by request."
+    )
+
+
+class Committed(_Frozen):
+    """The right to commit a checkpoint whose objects are all durable. `_COMMIT` follows."""
+
+    kind: Literal["committed"] = "committed"
+    name: str = Field(description="Folder of the checkpoint, below the run's prefix.")
+    marker: Marker = Field(description="What `_COMMIT` says, for an attempt that has to heal it.")
+
+
+class Restored(_Frozen):
+    """Training goes on from a checkpoint whose every byte was read and that has its marker.
+
+    Written where it says anything new: the newest one did not hold, or its writer died between the
+    log's entry and the marker.
+    """
+
+    kind: Literal["restored"] = "restored"
+    name: str
+    damaged: dict[str, str] = Field(description="Folders passed over, with the reason.")
+
+
+class Ended(_Frozen):
+    """The attempt has left in order: every marker that it was granted is written."""
+
+    kind: Literal["ended"] = "ended"
+    step: int = Field(description="The last finished step.")
+    exit_code: int
+
+
+class Quarantined(_Frozen):
+    """A checkpoint is set aside: it is whole, but nothing could be trained from it."""
+
+    kind: Literal["quarantined"] = "quarantined"
+    name: str
+    reason: str
+
+
+class Released(_Frozen):
+    """A person has taken a checkpoint out of quarantine."""
+
+    kind: Literal["released"] = "released"
+    name: str
+
+
+class Failed(_Frozen):
+    """The attempt that held the run has crashed."""
+
+    kind: Literal["failed"] = "failed"
+    step: int | None = Field(description="The last finished step, where it is known.")
+    error: str
+
+
+Event: TypeAlias = Annotated[
+    Claimed | Committed | Restored | Ended | Quarantined | Released | Failed,
+    Field(discriminator="kind"),
+]
+
+
+class Failures(_Frozen):
+    """Attempts in a row that crashed at one step without having committed anything."""
+
+    checkpoint: str | None = Field(description="Which checkpoint they had begun from.")
+    step: int | None
+    count: int
+    generation: int = Field(description="The latest of them.")
+    error: str
+
+
+class LastChance(_Frozen):
+    """After a quarantine: the older checkpoint is tried once, and has to get past a step."""
+
+    quarantined: str
+    past_step: int
+
+
+class LogState(_Frozen):
+    """What all entries up to one say together.
+
+    Attributes:
+        generation: the newest claim's; the next one takes the number after it.
+        attempt_id: who made it.
+        newest: folder of the checkpoint to resume from, as far as the log knows.
+        unproven: the entry that granted it, as long as its marker may not be written yet.
+        from_generation: checkpoints of older generations are left behind.
+        damaged: folders that an attempt has found not to be what their marker says.
+    """
+
+    generation: int = 0
+    attempt_id: str = ""
+    newest: str | None = None
+    unproven: int | None = None
+    from_generation: int = 0
+    damaged: Mapping[str, str] = Field(default_factory=dict)
+    quarantined: Mapping[str, str] = Field(default_factory=dict)
+    failures: Failures | None = None
+    last_chance: LastChance | None = None
+
+
+class Entry(_Frozen):
+    """One object of the log."""
+
+    number: int
+    generation: int = Field(description="Of the attempt that wrote it.")
+    attempt_id: str
+    nonce: str = Field(description="Tells an attempt's own entry from another's.")
+    written_unix_s: float = Field(description="Wall clock; for people, never for order.")
+    event: Event
+    state: LogState = Field(description="What holds after this entry.")
+
+
+@dataclass(frozen=True)
+class Tail:
+    """How far somebody has read the log."""
+
+    number: int = 0
+    state: LogState = field(default_factory=LogState)
+
+
+def after(state: LogState, event: Event, *, number: int, attempt_id: str) -> LogState:  # noqa: PLR0911 - one return a kind of event
+    """The state that an event leads to: pure."""
+    match event:
+        case Claimed():
+            claimed = {"generation": state.generation + 1, "attempt_id": attempt_id}
+            if not event.from_scratch:
+                return state.model_copy(update=claimed)
+            return LogState(
+                generation=state.generation + 1,
+                attempt_id=attempt_id,
+                from_generation=state.generation + 1,
+                damaged=state.damaged,
+                quarantined=state.quarantined,
+            )
+        case Committed():
+            over = state.last_chance is not None and event.marker.step > state.last_chance.past_step
+            return state.model_copy(
+                update={
+                    "newest": event.name,
+                    "unproven": number,
+                    "failures": None,
+                    "last_chance": None if over else state.last_chance,
+                }
+            )
+        case Restored():
+            damaged = {**state.damaged, **event.damaged}
+            return state.model_copy(
+                update={"newest": event.name, "unproven": None, "damaged": damaged}
+            )
+        case Ended():
+            return state.model_copy(update={"unproven": None})
+        case Quarantined():
+            failed_at = state.failures.step if state.failures else None
+            place = place_of(event.name)
+            past_step = max(failed_at or 0, place.step if place else 0)
+            return state.model_copy(
+                update={
+                    "newest": None,
+                    "unproven": None,
+                    "quarantined": {**state.quarantined, event.name: event.reason},
+                    "failures": None,
+                    "last_chance": LastChance(quarantined=event.name, past_step=past_step),
+                }
+            )
+        case Released():
+            left = {n: reason for n, reason in state.quarantined.items() if n != event.name}
+            # Looked for anew, with a listing: the released one may be the newest again.
+            return state.model_copy(
+                update={
+                    "newest": None,
+                    "unproven": None,
+                    "quarantined": left,
+                    "failures": None,
+                    "last_chance": None,
+                }
+            )
+        case Failed():
+            return state.model_copy(update={"failures": _failures(state, event)})
+
+
+def _failures(state: LogState, event: Failed) -> Failures:
+    before = state.failures
+    if before is not None and before.generation == state.generation:
+        return before  # several ranks of one attempt
+    same = before is not None and (before.checkpoint, before.step) == (state.newest, event.step)
+    return Failures(
+        checkpoint=state.newest,
+        step=event.step,
+        count=1 + (before.count if before is not None and same else 0),
+        generation=state.generation,
+        error=event.error,
+    )
+
+
+def read_tail(filesystem: AbstractFileSystem, prefix: str, *, known: Tail | None = None) -> Tail:
+    """Everything that the log says: one listing, and one read if there is anything new.
+
+    An entry that can't be read (a disk that lost it) keeps its number and says nothing.
+
+    Raises:
+        OSError: the store can't be read.
+    """
+    known = known or Tail()
+    numbers = entry_numbers(filesystem, prefix)
+    newest = numbers[-1] if numbers else 0
+    for number in reversed(numbers):
+        if number <= known.number:
+            break
+        entry = read_entry(filesystem, prefix, number)
+        if entry is not None:
+            return Tail(number=newest, state=entry.state)
+    return Tail(number=max(newest, known.number), state=known.state)
+
+
+def entry_numbers(filesystem: AbstractFileSystem, prefix: str) -> list[int]:
+    """The numbers of all entries, rising; one listing, a request for every 1,000 of them."""
+    filesystem.invalidate_cache()
+    folder = join(prefix, LOG)
+    try:
+        names = filesystem.ls(folder, detail=False)
+    except FileNotFoundError:
+        return []
+    numbers = (entry_number(name.rstrip("/").rsplit("/", 1)[-1]) for name in names)
+    return sorted(number for number in numbers if number is not None)
+
+
+def read_entry(filesystem: AbstractFileSystem, prefix: str, number: int) -> Entry | None:
+    """An entry, or None where it is not there or can't be understood."""
+    try:
+        content = filesystem.cat_file(join(prefix, LOG, entry_name(number)))
+        return Entry.model_validate_json(content)
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+class Lease:
+    """The right of one attempt to write into a run, until a newer attempt claims it.
+
+    Attributes:
+        filesystem, prefix: the run's place in its store, as its filesystem names it.
+        uri: the same, as a person names it.
+        attempt_id: who holds it.
+        generation: the number of the claim.
+        enforced: whether the store refuses to create what exists. Where it doesn't, each entry is
+            looked for before and read back after it is written, which leaves a window of one round
+            trip in which two writers don't see each other.
+    """
+
+    def __init__(
+        self,
+        filesystem: AbstractFileSystem,
+        prefix: str,
+        *,
+        uri: str,
+        attempt_id: str,
+        tail: Tail,
+    ) -> None:
+        self.filesystem = filesystem
+        self.prefix = prefix
+        self.uri = uri
+        self.attempt_id = attempt_id
+        self.generation = tail.state.generation
+        self.enforced = True
+        self.tail = tail
+
+    def append(self, event: Event) -> Entry:
+        """Add an entry under this lease.
+
+        Raises:
+            SupersededError: a newer attempt has claimed the run.
+            OSError: the store can't be written to; the entry may be there all the same.
+        """
+        while True:
+            entry = _entry(event, tail=self.tail, attempt_id=self.attempt_id)
+            if _create(self.filesystem, self.prefix, entry, enforced=self.enforced):
+                self.tail = Tail(number=entry.number, state=entry.state)
+                return entry
+            self.tail = self.look()
+
+    def look(self) -> Tail:
+        """What the log says now.
+
+        Raises:
+            SupersededError: a newer attempt has claimed the run.
+            OSError: the store can't be read.
+        """
+        tail = read_tail(self.filesystem, self.prefix, known=self.tail)
+        newest = tail.state
+        if newest.generation != self.generation:
+            raise SupersededError(
+                f"attempt {self.attempt_id} (generation {self.generation}) may no longer write "
+                f"into {self.uri}: attempt {newest.attempt_id} (generation {newest.generation}) "
+                "has taken the run over; let that one go on, or stop it and start the run again"
+            )
+        return tail
+
+
+def claim(
+    filesystem: AbstractFileSystem,
+    prefix: str,
+    *,
+    uri: str,
+    attempt_id: str,
+    begin: Literal["newest", "scratch"] = "newest",
+) -> Lease:
+    """Take the run over: after this no older attempt can commit.
+
+    The store is asked to create the claim a second time, with the same content. One that agrees
+    does not enforce conditional writes, whatever it says of itself.
+
+    Raises:
+        OSError: the store can't be read or written to.
+    """
+    tail = read_tail(filesystem, prefix)
+    while True:
+        entry = _entry(Claimed(from_scratch=begin == "scratch"), tail=tail, attempt_id=attempt_id)
+        if not _create(filesystem, prefix, entry, enforced=True):
+            tail = read_tail(filesystem, prefix, known=tail)
+            continue
+        enforced = not _accepts_again(filesystem, prefix, entry)
+        if not enforced and read_entry(filesystem, prefix, entry.number) != entry:
+            tail = read_tail(filesystem, prefix, known=tail)
+            continue
+        lease = Lease(
+            filesystem,
+            prefix,
+            uri=uri,
+            attempt_id=attempt_id,
+            tail=Tail(number=entry.number, state=entry.state),
+        )
+        lease.enforced = enforced
+        return lease
+
+
+def note(filesystem: AbstractFileSystem, prefix: str, event: Event, *, attempt_id: str) -> Entry:
+    """Add an entry without claiming the run: a person's decision, or word of a crash.
+
+    Raises:
+        OSError: the store can't be read or written to.
+    """
+    tail = read_tail(filesystem, prefix)
+    while True:
+        entry = _entry(event, tail=tail, attempt_id=attempt_id)
+        if _create(filesystem, prefix, entry, enforced=False):
+            return entry
+        tail = read_tail(filesystem, prefix, known=tail)
+
+
+def note_failure(
+    filesystem: AbstractFileSystem, prefix: str, *, attempt_id: str, step: int | None, error: str
+) -> None:
+    """Leave word that this attempt has crashed; once, and only if it holds the run.
+
+    Args:
+        step: the last finished one, where it is known.
+
+    Raises:
+        OSError: the store can't be read or written to.
+    """
+    state = read_tail(filesystem, prefix).state
+    if state.attempt_id != attempt_id:
+        return
+    if state.failures is not None and state.failures.generation == state.generation:
+        return
+    note(filesystem, prefix, Failed(step=step, error=error), attempt_id=attempt_id)
+
+
+def _entry(event: Event, *, tail: Tail, attempt_id: str) -> Entry:
+    number = tail.number + 1
+    state = after(tail.state, event, number=number, attempt_id=attempt_id)
+    return Entry(
+        number=number,
+        generation=state.generation,
+        attempt_id=attempt_id,
+        nonce=uuid.uuid4().hex,
+        written_unix_s=time.time(),
+        event=event,
+        state=state,
+    )
+
+
+def _create(filesystem: AbstractFileSystem, prefix: str, entry: Entry, *, enforced: bool) -> bool:
+    """Create an entry; whether it is this one that now has the number."""
+    path = join(prefix, LOG, entry_name(entry.number))
+    content = entry.model_dump_json(indent=1).encode()
+    if not enforced and filesystem.exists(path):
+        return False
+    try:
+        with store_faults():
+            filesystem.pipe_file(path, content, mode="create")
+    except OSError as error:
+        # A request that was sent twice by a client that got no answer finds its own entry.
+        found = read_entry(filesystem, prefix, entry.number)
+        if found is None and not isinstance(error, FileExistsError):
+            raise
+        return found == entry
+    return enforced or read_entry(filesystem, prefix, entry.number) == entry
+
+
+def _accepts_again(filesystem: AbstractFileSystem, prefix: str, entry: Entry) -> bool:
+    path = join(prefix, LOG, entry_name(entry.number))
+    try:
+        filesystem.pipe_file(path, entry.model_dump_json(indent=1).encode(), mode="create")
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise CheckpointError(
+            f"can't find out whether the store of {prefix} refuses to create what exists: {error}"
+        ) from error
+    return True

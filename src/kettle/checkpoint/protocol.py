@@ -1,0 +1,302 @@
+"""Committing, finding and deleting checkpoints, over a filesystem and named bytes.
+
+The log grants, the marker proves. To commit: every object is written and durable, the log's next
+entry grants the commit, `_COMMIT` is written. To find: the newest that the log names, then every
+older one that has a marker. To delete: the marker goes first. Each of these may be cut off after
+any operation, and the next attempt goes on from what it finds.
+
+Nothing here knows what the bytes mean. torch writes and reads them in `store`; the tests run the
+same functions over a few bytes each.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fsspec import AbstractFileSystem
+
+from kettle.checkpoint.catalog import Folder, look
+from kettle.checkpoint.digest import DigestStream, Expected
+from kettle.checkpoint.layout import MARKER, Place, is_own_object, join, place_of
+from kettle.checkpoint.log import (
+    Committed,
+    Lease,
+    LogState,
+    Quarantined,
+    Restored,
+    read_entry,
+)
+from kettle.checkpoint.marker import Marker, check_sizes, read_marker
+from kettle.checkpoint.retention import Policy, kept
+from kettle.errors import NoCheckpointError, TornCheckpointError
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint that may be restored: its marker reads well, and every object has its size.
+
+    Attributes:
+        name: its folder, below the run's prefix.
+        needs_marker: its writer died between the log's entry and the marker.
+    """
+
+    name: str
+    marker: Marker
+    needs_marker: bool
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that was passed over, and why."""
+
+    name: str
+    reason: str
+
+
+def write_objects(
+    filesystem: AbstractFileSystem, folder: str, payloads: Mapping[str, bytes]
+) -> dict[str, Expected]:
+    """Write named bytes into a folder, durably, and say what a reader has to find there."""
+    filesystem.makedirs(folder, exist_ok=True)
+    written = {}
+    for name, payload in payloads.items():
+        digests = DigestStream()
+        with filesystem.open(join(folder, name), "wb") as file:
+            file.write(payload)
+            digests.update(memoryview(payload))
+        finished = digests.finish()
+        written[name] = Expected(size_bytes=finished.size_bytes, digest=finished.digest)
+    return written
+
+
+def commit(lease: Lease, marker: Marker, *, name: str) -> None:
+    """Commit a checkpoint whose objects are all durable.
+
+    Raises:
+        SupersededError: a newer attempt has claimed the run; nothing is committed.
+        OSError: the store failed. The checkpoint may be granted all the same: then the next
+            attempt writes the marker, so its objects have to stay.
+    """
+    lease.append(Committed(name=name, marker=marker))
+    # Right after the entry that grants it, and after everything that it names.
+    lease.filesystem.pipe_file(join(lease.prefix, name, MARKER), marker.to_bytes())
+
+
+def candidates(lease: Lease) -> Iterator[Candidate | Skipped]:
+    """Checkpoints to resume from, the best first, and those that can't be used.
+
+    The newest that the log names costs one listing of its own folder and one read. Only when that
+    one is no good, or the log names none, everything below the prefix is listed.
+
+    Raises:
+        OSError: the store can't be read.
+        CheckpointError: a marker is of another version.
+    """
+    state = lease.tail.state
+    if state.newest is not None:
+        yield _inspect(lease, state.newest, sizes_bytes=_sizes(lease, state.newest))
+    for folder in look(lease.filesystem, lease.prefix).folders:
+        is_left_behind = folder.place.generation < state.from_generation
+        if folder.name == state.newest or not folder.has_marker or is_left_behind:
+            continue
+        if folder.name in state.quarantined:
+            yield Skipped(folder.name, f"it is in quarantine: {state.quarantined[folder.name]}")
+            continue
+        yield _inspect(lease, folder.name, sizes_bytes=folder.sizes_bytes)
+
+
+def first_that_loads(
+    found: Iterator[Candidate | Skipped], load: Callable[[Candidate], None]
+) -> tuple[Candidate | None, list[Skipped]]:
+    """Load candidates until one holds; that one, and what was passed over before it.
+
+    `load` raises TornCheckpointError where the content is not what the marker says. What it has
+    overwritten by then, the next candidate overwrites again, whole.
+    """
+    skipped: list[Skipped] = []
+    for candidate in found:
+        if isinstance(candidate, Skipped):
+            skipped.append(candidate)
+            continue
+        try:
+            load(candidate)
+        except TornCheckpointError as error:
+            skipped.append(Skipped(candidate.name, str(error)))
+            continue
+        return candidate, skipped
+    return None, skipped
+
+
+def settle(lease: Lease, restored: Candidate | None, skipped: Sequence[Skipped]) -> None:
+    """Leave word of what was restored, and heal what its writer could not finish.
+
+    Raises:
+        NoCheckpointError: nothing could be restored, although the run has committed before.
+        SupersededError: a newer attempt has claimed the run.
+        OSError: the store can't be written to.
+    """
+    state = lease.tail.state
+    if restored is None:
+        _refuse_to_begin_again(state, skipped)
+        return
+    if restored.needs_marker:
+        marker = join(lease.prefix, restored.name, MARKER)
+        lease.filesystem.pipe_file(marker, restored.marker.to_bytes())
+    if restored.needs_marker or restored.name != state.newest:
+        damaged = {s.name: s.reason for s in skipped if s.name not in state.quarantined}
+        lease.append(Restored(name=restored.name, damaged=damaged))
+
+
+def set_aside_if_stuck(lease: Lease, *, after_failures: int) -> None:
+    """Quarantine the newest checkpoint if attempts keep crashing from it.
+
+    The one before it is then tried once. Whether that helps shows in a commit beyond the step at
+    which they crashed.
+
+    Raises:
+        NoCheckpointError: the older one was tried, and an attempt crashed from that as well.
+    """
+    failures, last_chance = lease.tail.state.failures, lease.tail.state.last_chance
+    if failures is None:
+        return
+    where = f"after step {failures.step}" if failures.step is not None else "at an unknown step"
+    if last_chance is not None:
+        raise NoCheckpointError(
+            f"{lease.uri}: the run crashes from older checkpoints, too\n"
+            f"  quarantined  {last_chance.quarantined}\n"
+            f"  then         crashed {where}: {failures.error}\n"
+            "  remove the cause, then `kettle checkpoints release` it or begin again with "
+            "--from-scratch"
+        )
+    if failures.count >= after_failures and failures.checkpoint is not None:
+        reason = f"{failures.count} attempts in a row crashed from it {where}: {failures.error}"
+        lease.append(Quarantined(name=failures.checkpoint, reason=reason))
+
+
+def prune(
+    lease: Lease,
+    *,
+    policies: Sequence[Policy],
+    newest: Place,
+    verified: Collection[str],
+    verify: Callable[[Folder], bool],
+    debris_age_s: float,
+) -> list[str]:
+    """Delete what no policy keeps, and what dead writers left behind; the names deleted.
+
+    Committed checkpoints go only while one that stays has been verified. What claims to be newer
+    than `newest`, the last one that this attempt knows to be whole, takes no place from others.
+    Quarantined ones stay. Debris goes if its writer is superseded, so that it can't be committed
+    any more, and nothing was written to it for `debris_age_s`.
+
+    Args:
+        lease: whose generation may delete.
+        policies: what to keep.
+        newest: the checkpoint that was saved or restored last.
+        verified: folders of which this attempt has read every byte.
+        verify: read every byte of one, and say whether it is what the marker says.
+        debris_age_s: seconds.
+
+    Raises:
+        SupersededError: a newer attempt has claimed the run.
+        OSError: the store failed; what is half deleted has no marker any more.
+    """
+    filesystem, prefix = lease.filesystem, lease.prefix
+    state = lease.look().state
+    listing = look(filesystem, prefix)
+    current = [f for f in listing.folders if f.place.generation >= state.from_generation]
+    whole = [
+        folder
+        for folder in current
+        if folder.has_marker
+        and folder.place <= newest
+        and folder.name not in state.damaged
+        and folder.name not in state.quarantined
+    ]
+    places = kept([folder.place for folder in whole], policies) | {newest}
+    keep = [folder for folder in whole if folder.place in places]
+    doomed = [folder for folder in whole if folder.place not in places]
+    if (
+        doomed
+        and not any(folder.name in verified for folder in keep)
+        and not any(map(verify, keep))
+    ):
+        doomed = []
+    doomed += [f for f in current if f.name in state.damaged and f.place < newest]
+    doomed += [
+        folder
+        for folder in listing.folders
+        if not folder.has_marker
+        and folder.name != state.newest
+        and folder.place.generation < lease.generation
+        and time.time() - folder.touched_unix_s > debris_age_s
+    ]
+    for folder in doomed:
+        delete(filesystem, prefix, folder)
+    for path, touched_unix_s in listing.partials.items():
+        if time.time() - touched_unix_s > debris_age_s:
+            filesystem.rm_file(path)
+    return [folder.name for folder in doomed]
+
+
+def delete(filesystem: AbstractFileSystem, prefix: str, folder: Folder) -> None:
+    """Delete a checkpoint, its marker first, and nothing in its folder that kettle didn't write."""
+    path = join(prefix, folder.name)
+    # One half deleted must not be taken for whole.
+    names = sorted(folder.sizes_bytes, key=lambda name: (name != MARKER, name))
+    for name in names:
+        if is_own_object(name):
+            with suppress(FileNotFoundError):
+                filesystem.rm_file(join(path, name))
+    with suppress(OSError, NotImplementedError):
+        filesystem.rmdir(path)  # object stores have none, and one with foreign files stays
+
+
+def _sizes(lease: Lease, name: str) -> dict[str, int]:
+    try:
+        found = lease.filesystem.ls(join(lease.prefix, name), detail=True)
+    except FileNotFoundError:
+        return {}
+    return {info["name"].rsplit("/", 1)[-1]: info["size"] for info in found}
+
+
+def _inspect(lease: Lease, name: str, *, sizes_bytes: Mapping[str, int]) -> Candidate | Skipped:
+    uri = join(lease.uri, name)
+    granted = lease.tail.state.unproven if name == lease.tail.state.newest else None
+    needs_marker = MARKER not in sizes_bytes
+    try:
+        if not needs_marker:
+            content = lease.filesystem.cat_file(join(lease.prefix, name, MARKER))
+            marker = read_marker(content, uri=uri)
+        else:
+            marker = _granted_marker(lease, granted, uri=uri)
+        check_sizes(marker, sizes_bytes, uri=uri)
+    except TornCheckpointError as error:
+        return Skipped(name, str(error))
+    return Candidate(name=name, marker=marker, needs_marker=needs_marker)
+
+
+def _granted_marker(lease: Lease, number: int | None, *, uri: str) -> Marker:
+    if number is None:
+        raise TornCheckpointError(f"{uri}: it was committed, and its marker is missing")
+    entry = read_entry(lease.filesystem, lease.prefix, number)
+    if entry is None or not isinstance(entry.event, Committed):
+        raise TornCheckpointError(f"{uri}: its marker is missing, and entry {number} of the log")
+    return entry.event.marker
+
+
+def _refuse_to_begin_again(state: LogState, skipped: Sequence[Skipped]) -> None:
+    if not skipped and state.newest is None:
+        return
+    reasons = "\n".join(f"  {s.name}: {s.reason}" for s in skipped)
+    raise NoCheckpointError(
+        f"the run has committed checkpoints, and none of them can be used\n{reasons}\n"
+        "  repair or bring back one of them, or begin again from step 0 with --from-scratch"
+    )
+
+
+def newest_known(lease: Lease) -> Place | None:
+    """The checkpoint that the log says to resume from."""
+    name = lease.tail.state.newest
+    return None if name is None else place_of(name)
