@@ -12,9 +12,10 @@ from fsspec import AbstractFileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 
 from kettle.checkpoint.catalog import look
+from kettle.checkpoint.events import Committed, LogState, after
 from kettle.checkpoint.filesystem import open_store, use_endpoint
 from kettle.checkpoint.layout import LOG, MARKER, checkpoint_name, entry_name
-from kettle.checkpoint.log import Committed, Entry, Lease, LogState, after, read_tail
+from kettle.checkpoint.log import Entry, Lease, read_tail
 from kettle.checkpoint.marker import read_marker
 from kettle.checkpoint.protocol import Candidate, Skipped, candidates
 from kettle.checkpoint.reader import CheckpointReader

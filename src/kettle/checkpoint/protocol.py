@@ -18,15 +18,9 @@ from fsspec import AbstractFileSystem
 
 from kettle.checkpoint.catalog import Folder, look
 from kettle.checkpoint.digest import DigestStream, Expected
+from kettle.checkpoint.events import Committed, LogState, Quarantined, Restored
 from kettle.checkpoint.layout import MARKER, Place, is_own_object, join, place_of
-from kettle.checkpoint.log import (
-    Committed,
-    Lease,
-    LogState,
-    Quarantined,
-    Restored,
-    read_entry,
-)
+from kettle.checkpoint.log import Lease, read_entry
 from kettle.checkpoint.marker import Marker, check_sizes, read_marker
 from kettle.checkpoint.retention import Policy, kept
 from kettle.errors import NoCheckpointError, TornCheckpointError

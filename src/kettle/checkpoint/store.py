@@ -4,49 +4,46 @@ torch's distributed checkpoint moves the tensors, `protocol` decides what counts
 the lease and talks to the log; the others are told.
 """
 
-import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
 
-from kettle.checkpoint.catalog import Folder
-from kettle.checkpoint.digest import Expected, verify_object
-from kettle.checkpoint.filesystem import free_bytes, is_store_fault, open_store, store_faults
-from kettle.checkpoint.layout import MARKER, Place, checkpoint_name, is_own_object, join, place_of
-from kettle.checkpoint.log import Ended, Lease, claim, note_failure
-from kettle.checkpoint.marker import FORMAT_VERSION, Marker, check_identity, read_marker
+from kettle.checkpoint.background import BackgroundSave
+from kettle.checkpoint.digest import Expected
+from kettle.checkpoint.events import Ended
+from kettle.checkpoint.faults import cause_of, save_error, words
+from kettle.checkpoint.filesystem import free_bytes, open_store, store_faults
+from kettle.checkpoint.layout import checkpoint_name, is_own_object, join, place_of
+from kettle.checkpoint.log import Lease, claim, note_failure
+from kettle.checkpoint.marker import FORMAT_VERSION, Marker, check_identity
+from kettle.checkpoint.planner import ExactKeys
 from kettle.checkpoint.protocol import (
     Candidate,
     Skipped,
     candidates,
     commit,
     first_that_loads,
-    prune,
     set_aside_if_stuck,
     settle,
 )
+from kettle.checkpoint.pruner import Pruner
 from kettle.checkpoint.reader import CheckpointReader
 from kettle.checkpoint.retention import Policy
-from kettle.checkpoint.staging import HostCopies
-from kettle.checkpoint.writer import CheckpointWriter, SaveCancelledError
+from kettle.checkpoint.writer import CheckpointWriter
 from kettle.distributed import Ranks, gather_texts, told_by_first
 from kettle.errors import (
     CheckpointError,
     KettleError,
     SaveError,
     SupersededError,
-    TornCheckpointError,
 )
 from kettle.identity import library_versions
 
@@ -128,22 +125,6 @@ class Found:
     skipped: tuple[PassedOver, ...]
 
 
-@dataclass(frozen=True)
-class _InBackground:
-    """A save that goes on beside training.
-
-    Attributes:
-        written: done when every rank has written, or failed on all of them.
-        committer: on rank 0, the thread that commits; it leaves its answer in `answer`.
-    """
-
-    step: int
-    cancelled: threading.Event
-    written: Future[object]
-    committer: threading.Thread | None
-    answer: list[Saved | KettleError]
-
-
 class CheckpointStore:
     """The checkpoints of one run, as one attempt sees them.
 
@@ -167,18 +148,11 @@ class CheckpointStore:
         self._filesystem, self._prefix = open_store(uri)
         self._identity = identity
         self._ranks = ranks
-        self._policies = policies
-        self._debris_age_s = debris_age_s
         self._lease: Lease | None = None
         self._generation = 0
-        self._verified: set[str] = set()
-        self._in_background: _InBackground | None = None
-        self._untold: Saved | KettleError | None = None
-        self._told_already: Saved | KettleError | None = None
         self._last_save_s: float | None = None
-        self._copies = HostCopies()
-        self._group: dist.ProcessGroup | None = None
-        self._pruning: threading.Thread | None = None
+        self._background: BackgroundSave[Saved] = BackgroundSave(ranks)
+        self._pruner = Pruner(policies=policies, debris_age_s=debris_age_s)
 
     def take_over(self, *, begin: Literal["newest", "scratch"], after_failures: int) -> TakenOver:
         """Claim the run, so that no older attempt can commit any more; collective.
@@ -229,7 +203,7 @@ class CheckpointStore:
         passed_over = tuple(PassedOver(join(self.uri, s.name), s.reason) for s in skipped)
         if restored is None:
             return Found(uri=None, step=None, versions={}, skipped=passed_over)
-        self._verified.add(restored.name)
+        self._pruner.verified.add(restored.name)
         return Found(
             uri=join(self.uri, restored.name),
             step=restored.marker.step,
@@ -244,15 +218,15 @@ class CheckpointStore:
             SaveError: a rank could not write, or the commit failed.
             SupersededError: a newer attempt has claimed the run.
         """
-        assert self._in_background is None
+        assert self._background.step is None
         started = time.monotonic()
         name = self._name(step)
         writer = CheckpointWriter(self._filesystem, join(self._prefix, name))
         try:
-            dcp.save(_tensors(parts), storage_writer=writer, process_group=self._ranks.control)
+            dcp.save(tensors_of(parts), storage_writer=writer, process_group=self._ranks.control)
         except CheckpointException as error:
             self._told(lambda: self._remove_debris(name), doing="clean up")
-            raise self._save_error(_cause(error), name) from error
+            raise save_error(cause_of(error), uri=join(self.uri, name)) from error
 
         def finish() -> Saved:
             return self._commit(step, name, writer, started=started, blocked_ms=None)
@@ -264,51 +238,27 @@ class CheckpointStore:
 
         One at a time: `finish_background` has to be called in between.
         """
-        assert self._in_background is None
         started = time.monotonic()
-        if self._group is None:
-            # Its collectives would interleave with the stop decision's on the control group.
-            self._group = dist.new_group(backend="gloo")
         name = self._name(step)
         cancelled = threading.Event()
         writer = CheckpointWriter(self._filesystem, join(self._prefix, name), cancelled=cancelled)
-        written = cast(
-            "Future[object]",
-            dcp.async_save(
-                _tensors(parts),
-                storage_writer=writer,
-                process_group=self._group,
-                async_stager=self._copies,
-            ),
-        )
-        blocked_ms = (time.monotonic() - started) * 1e3
-        answer: list[Saved | KettleError] = []
 
-        def finish() -> None:
+        def finish(written: Future[object], blocked_ms: float) -> Saved:
             try:
                 written.result()
-                saved = self._commit(step, name, writer, started=started, blocked_ms=blocked_ms)
-                answer.append(saved)
             except CheckpointException as error:
                 self._remove_debris(name)
-                answer.append(self._save_error(_cause(error), name))
-            except KettleError as error:
-                answer.append(error)
-            except Exception as error:  # noqa: BLE001 - the thread's only way to say it
-                answer.append(CheckpointError(f"can't save below {self.uri}: {_words(error)}"))
+                raise save_error(cause_of(error), uri=join(self.uri, name)) from error
+            return self._commit(step, name, writer, started=started, blocked_ms=blocked_ms)
 
-        committer = None
-        if self._ranks.is_first:
-            committer = threading.Thread(target=finish, name=f"commit-{step}", daemon=True)
-            committer.start()
-        self._in_background = _InBackground(
-            step=step, cancelled=cancelled, written=written, committer=committer, answer=answer
+        self._background.start(
+            step, tensors_of(parts), writer=writer, cancelled=cancelled, finish=finish
         )
 
     @property
     def background_step(self) -> int | None:
         """The step that is being saved in the background, or that waits to be asked for."""
-        return None if self._in_background is None else self._in_background.step
+        return self._background.step
 
     @property
     def expected_save_s(self) -> float | None:
@@ -317,14 +267,7 @@ class CheckpointStore:
 
     def take_news(self) -> Saved | SaveError | None:
         """How a background save ended, once, as soon as that is known; rank 0 alone gets it."""
-        if self._in_background is not None and self._in_background.answer:
-            answer: Saved | KettleError | None = self._in_background.answer[0]
-        else:
-            answer = self._untold
-        if answer is None or answer is self._told_already:
-            return None
-        self._told_already = answer
-        return answer if isinstance(answer, Saved | SaveError) else None
+        return self._background.take_news()
 
     def finish_background(self) -> Saved | SaveError:
         """Wait for the background save, and say how it ended; collective.
@@ -332,40 +275,21 @@ class CheckpointStore:
         Raises:
             SupersededError: a newer attempt has claimed the run.
         """
-        background = self._in_background
-        assert background is not None
-        if background.committer is not None:
-            background.committer.join()
-        else:
-            # Its error is that of rank 0, which says it.
-            background.written.exception()
-        self._in_background = None
-        self._untold = background.answer[0] if background.answer else None
-        answer = told_by_first(lambda: background.answer[0], ranks=self._ranks)
-        if isinstance(answer, Saved | SaveError):
-            return answer
-        raise answer
+        return self._background.finish()
 
     def cancel_background(self) -> None:
         """Ask the background save to give up; `finish_background` still has to be called."""
-        assert self._in_background is not None
-        self._in_background.cancelled.set()
+        self._background.cancel()
 
     def prune_in_background(self, saved: Saved) -> None:
         """Let retention delete what it doesn't keep, beside training; only rank 0 acts."""
-        if not self._ranks.is_first or (self._pruning is not None and self._pruning.is_alive()):
-            return
         newest = place_of(saved.uri.rsplit("/", 1)[-1])
-        assert newest is not None
-        self._pruning = threading.Thread(
-            target=self._prune, args=(newest,), name="retention", daemon=True
-        )
-        self._pruning.start()
+        if self._lease is not None and newest is not None:
+            self._pruner.start(self._lease, newest=newest)
 
     def wait_for_retention(self) -> None:
         """Wait until nothing is being deleted any more."""
-        if self._pruning is not None:
-            self._pruning.join()
+        self._pruner.wait()
 
     def leave(self, *, step: int, exit_code: int) -> None:
         """Note in the log that the attempt ends in order; only rank 0 acts, and only if it can."""
@@ -411,7 +335,7 @@ class CheckpointStore:
 
     def _load(self, candidate: Candidate, parts: Parts) -> None:
         uri = join(self.uri, candidate.name)
-        state = _tensors(parts)
+        state = tensors_of(parts)
         mine = [f"{name}.{key}" for name, tensors in state.items() for key in tensors]
         expected = set(gather_texts(mine, ranks=self._ranks))
         reader = CheckpointReader(
@@ -428,10 +352,10 @@ class CheckpointStore:
                 process_group=self._ranks.control,
             )
         except CheckpointException as error:
-            cause = _cause(error)
+            cause = cause_of(error)
             if isinstance(cause, CheckpointError):
                 raise cause from error
-            raise CheckpointError(f"can't load {uri}: {_words(cause)}") from error
+            raise CheckpointError(f"can't load {uri}: {words(cause)}") from error
         for name, part in parts.items():
             part.load_state_dict(state[name])
 
@@ -468,7 +392,7 @@ class CheckpointStore:
         except SupersededError:
             raise
         except OSError as error:
-            raise self._save_error(error, name) from error
+            raise save_error(error, uri=join(self.uri, name)) from error
         save_ms = (time.monotonic() - started) * 1e3
         self._last_save_s = save_ms / 1e3
         return Saved(
@@ -478,36 +402,6 @@ class CheckpointStore:
             blocked_ms=save_ms if blocked_ms is None else blocked_ms,
             size_bytes=marker.size_bytes + len(marker.to_bytes()),
         )
-
-    def _prune(self, newest: Place) -> None:
-        try:
-            with store_faults():
-                prune(
-                    self._held(),
-                    policies=self._policies,
-                    newest=newest,
-                    verified=self._verified,
-                    verify=self._verify,
-                    debris_age_s=self._debris_age_s,
-                )
-        except SupersededError:
-            return  # the next commit says so, and ends the attempt
-        except OSError as error:
-            log.warning("could not delete old checkpoints below %s: %s", self.uri, error)
-
-    def _verify(self, folder: Folder) -> bool:
-        path, uri = join(self._prefix, folder.name), join(self.uri, folder.name)
-        try:
-            marker = read_marker(self._filesystem.cat_file(join(path, MARKER)), uri=uri)
-            for name, expected in marker.objects.items():
-                verify_object(
-                    self._filesystem, join(path, name), expected, uri=uri, progress=_silent
-                )
-        except TornCheckpointError as error:
-            log.warning("retention found a damaged checkpoint and deletes nothing: %s", error)
-            return False
-        self._verified.add(folder.name)
-        return True
 
     def _remove_debris(self, name: str) -> None:
         """Delete what a failed save has written; best effort, its reason is what matters."""
@@ -523,20 +417,6 @@ class CheckpointStore:
                 self._filesystem.rmdir(path)
         except (OSError, NotImplementedError):
             log.debug("left debris in %s", path)
-
-    def _save_error(self, cause: BaseException, name: str) -> KettleError:
-        uri = join(self.uri, name)
-        if not is_store_fault(cause):
-            if isinstance(cause, KettleError) and not isinstance(cause, SaveCancelledError):
-                return cause
-            if not isinstance(cause, KettleError):
-                return CheckpointError(f"can't save {uri}: {_words(cause)}")
-        remedy = "what was committed before is untouched"
-        if isinstance(cause, PermissionError):
-            remedy = "renew the credentials, or allow this process to write there; " + remedy
-        elif isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "make room, or lower checkpoint.keep; " + remedy
-        return SaveError(f"can't save {uri}: {_words(cause)}; {remedy}")
 
     def _name(self, step: int) -> str:
         return checkpoint_name(
@@ -558,63 +438,13 @@ class CheckpointStore:
                 raise
             except OSError as error:
                 raise CheckpointError(
-                    f"can't {doing} below {self.uri}: {_words(error)}; give this process "
+                    f"can't {doing} below {self.uri}: {words(error)}; give this process "
                     "access, or correct checkpoint.root"
                 ) from error
 
         return told_by_first(asked, ranks=self._ranks)
 
 
-class ExactKeys(DefaultLoadPlanner):
-    """Refuses a checkpoint whose keys are not exactly those of the run.
-
-    torch's planner raises for a missing key but ignores a foreign one, which is how a renamed
-    part is lost without a word.
-    """
-
-    def __init__(self, expected: Iterable[str], *, uri: str) -> None:
-        super().__init__()
-        self._expected = set(expected)
-        self._uri = uri
-
-    def set_up_planner(
-        self,
-        state_dict: dict[str, Any],
-        metadata: Metadata | None = None,
-        is_coordinator: bool = False,  # noqa: FBT001, FBT002 - the interface's
-    ) -> None:
-        """Compare the key sets both ways before anything is read."""
-        assert metadata is not None
-        found = set(metadata.state_dict_metadata)
-        if found != self._expected:
-            raise CheckpointError(
-                f"{self._uri} does not hold the parts of this run\n"
-                f"  missing  {_some(self._expected - found)}\n"
-                f"  foreign  {_some(found - self._expected)}\n"
-                "  it was written by another version of kettle or for another model"
-            )
-        super().set_up_planner(state_dict, metadata, is_coordinator)
-
-
-def _some(keys: set[str]) -> str:
-    shown = sorted(keys)[:5]
-    more = len(keys) - len(shown)
-    return (", ".join(shown) or "none") + (f" and {more} more" if more else "")
-
-
-def _tensors(parts: Parts) -> dict[str, Any]:
+def tensors_of(parts: Parts) -> dict[str, Any]:
+    """The tensors of all parts as of the last step boundary, by part and key."""
     return {name: dict(part.state_dict()) for name, part in parts.items()}
-
-
-def _silent(_count: int) -> None:
-    """Retention works in the background of a worker, which shows no progress."""
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _cause(error: CheckpointException) -> BaseException:
-    """The first rank's own error; torch's is no Exception."""
-    _, (cause, _) = min(error.failures.items())
-    return cause

@@ -1,0 +1,181 @@
+"""A save beside training: from a copy in host memory, one at a time."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.storage import StorageWriter
+from torch.distributed.tensor import DTensor
+
+from kettle.distributed import Ranks, told_by_first
+from kettle.errors import CheckpointError, KettleError, SaveError
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class _InFlight(Generic[S]):
+    """The save that goes on.
+
+    Attributes:
+        written: done when every rank has written, or failed on all of them.
+        committer: on rank 0, the thread that commits and then leaves its answer.
+    """
+
+    step: int
+    cancelled: threading.Event
+    written: Future[object]
+    committer: threading.Thread | None
+    answer: list[S | KettleError] = field(default_factory=list)
+
+
+class BackgroundSave(Generic[S]):
+    """At most one save that goes on beside training."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._copies = HostCopies()
+        self._group: dist.ProcessGroup | None = None
+        self._in_flight: _InFlight[S] | None = None
+        self._news: S | SaveError | None = None
+
+    @property
+    def step(self) -> int | None:
+        """Which step is in flight, or has landed and was not asked for yet."""
+        return None if self._in_flight is None else self._in_flight.step
+
+    def start(
+        self,
+        step: int,
+        tensors: Mapping[str, Any],
+        *,
+        writer: StorageWriter,
+        cancelled: threading.Event,
+        finish: Callable[[Future[object], float], S],
+    ) -> None:
+        """Copy the tensors and return; the rest happens in threads; collective.
+
+        Args:
+            tensors: of all parts, by part and key.
+            cancelled: makes the writer give up.
+            finish: called on rank 0 in a thread, with the future of the write and the milliseconds
+                that training stood still; commits.
+        """
+        assert self._in_flight is None
+        started = time.monotonic()
+        if self._group is None:
+            # Its collectives would interleave with the stop decision's on the control group.
+            self._group = dist.new_group(backend="gloo")
+        written = cast(
+            "Future[object]",
+            dcp.async_save(
+                dict(tensors),
+                storage_writer=writer,
+                process_group=self._group,
+                async_stager=self._copies,
+            ),
+        )
+        blocked_ms = (time.monotonic() - started) * 1e3
+        answer: list[S | KettleError] = []
+
+        def commit() -> None:
+            try:
+                answer.append(finish(written, blocked_ms))
+            except KettleError as error:
+                answer.append(error)
+            except Exception as error:  # noqa: BLE001 - a thread has no other way to say it
+                answer.append(CheckpointError(f"step {step}: {type(error).__name__}: {error}"))
+            if isinstance(answer[0], SaveError) or not isinstance(answer[0], KettleError):
+                self._news = answer[0]
+
+        committer = None
+        if self._ranks.is_first:
+            committer = threading.Thread(target=commit, name=f"commit-{step}", daemon=True)
+            committer.start()
+        self._in_flight = _InFlight(step, cancelled, written, committer, answer)
+
+    def cancel(self) -> None:
+        """Ask the save to give up; `finish` still has to be called."""
+        assert self._in_flight is not None
+        self._in_flight.cancelled.set()
+
+    def take_news(self) -> S | SaveError | None:
+        """How the last save ended, once, as soon as that is known; rank 0 alone gets it."""
+        news, self._news = self._news, None
+        return news
+
+    def finish(self) -> S | SaveError:
+        """Wait for the save, and say on all ranks how it ended; collective.
+
+        Raises:
+            KettleError: what ended it, but for a SaveError.
+        """
+        in_flight = self._in_flight
+        assert in_flight is not None
+        if in_flight.committer is not None:
+            in_flight.committer.join()
+        else:
+            in_flight.written.exception()  # rank 0 has the same one, and says it
+        self._in_flight = None
+        answer = told_by_first(lambda: in_flight.answer[0], ranks=self._ranks)
+        if isinstance(answer, KettleError) and not isinstance(answer, SaveError):
+            raise answer
+        return answer
+
+
+class HostCopies(AsyncStager):
+    """Copies tensors into memory that is kept from save to save.
+
+    Fresh memory costs more than the copy into it: the kernel clears every page of it first.
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[str, str], torch.Tensor] = {}
+
+    def stage(self, state_dict: dict[str, Mapping[str, torch.Tensor]]) -> dict[str, Any]:
+        """Copy the tensors of all parts; training may change the originals afterwards."""
+        with torch.no_grad():
+            staged = {
+                part: {key: self._copied(part, key, tensor) for key, tensor in tensors.items()}
+                for part, tensors in state_dict.items()
+            }
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return staged
+
+    def synchronize_staging(self) -> None:
+        """Nothing to wait for: `stage` returns when the copies are made."""
+        return
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self._copies.clear()
+
+    def _copied(self, part: str, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        copy = self._copies.get((part, key))
+        if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
+            copy = torch.empty(
+                local.shape, dtype=local.dtype, pin_memory=local.device.type == "cuda"
+            )
+            self._copies[part, key] = copy
+        copy.copy_(local, non_blocking=True)
+        if not isinstance(tensor, DTensor):
+            return copy
+        return DTensor.from_local(
+            copy,
+            tensor.device_mesh,
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
