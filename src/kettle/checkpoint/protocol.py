@@ -13,17 +13,42 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from fsspec import AbstractFileSystem
 
 from kettle.checkpoint.catalog import Folder, look
 from kettle.checkpoint.digest import DigestStream, Expected
 from kettle.checkpoint.events import Committed, LogState, Quarantined, Restored
-from kettle.checkpoint.layout import MARKER, Place, is_own_object, join, place_of
-from kettle.checkpoint.log import Lease, read_entry
+from kettle.checkpoint.layout import MARKER, Place, is_own_object, join
+from kettle.checkpoint.log import Lease, Tail, read_entry
 from kettle.checkpoint.marker import Marker, check_sizes, read_marker
-from kettle.checkpoint.retention import Policy, kept
+from kettle.checkpoint.retention import Policy, sort_out
 from kettle.errors import NoCheckpointError, TornCheckpointError
+
+
+class Reading(Protocol):
+    """A run whose log somebody has read: a lease, or a person who only looks."""
+
+    @property
+    def filesystem(self) -> AbstractFileSystem:
+        """The store."""
+        ...
+
+    @property
+    def prefix(self) -> str:
+        """The run's place in it."""
+        ...
+
+    @property
+    def uri(self) -> str:
+        """The same, as a person names it."""
+        ...
+
+    @property
+    def tail(self) -> Tail:
+        """What the log says."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +114,7 @@ def candidates(lease: Lease) -> Iterator[Candidate | Skipped]:
     """
     state = lease.tail.state
     if state.newest is not None:
-        yield _inspect(lease, state.newest, sizes_bytes=_sizes(lease, state.newest))
+        yield inspect(lease, state.newest, sizes_bytes=_sizes(lease, state.newest))
     for folder in look(lease.filesystem, lease.prefix).folders:
         is_left_behind = folder.place.generation < state.from_generation
         if folder.name == state.newest or not folder.has_marker or is_left_behind:
@@ -97,7 +122,7 @@ def candidates(lease: Lease) -> Iterator[Candidate | Skipped]:
         if folder.name in state.quarantined:
             yield Skipped(folder.name, f"it is in quarantine: {state.quarantined[folder.name]}")
             continue
-        yield _inspect(lease, folder.name, sizes_bytes=folder.sizes_bytes)
+        yield inspect(lease, folder.name, sizes_bytes=folder.sizes_bytes)
 
 
 def first_that_loads(
@@ -196,42 +221,30 @@ def prune(
         SupersededError: a newer attempt has claimed the run.
         OSError: the store failed; what is half deleted has no marker any more.
     """
-    filesystem, prefix = lease.filesystem, lease.prefix
     state = lease.look().state
-    listing = look(filesystem, prefix)
-    current = [f for f in listing.folders if f.place.generation >= state.from_generation]
-    whole = [
-        folder
-        for folder in current
-        if folder.has_marker
-        and folder.place <= newest
-        and folder.name not in state.damaged
-        and folder.name not in state.quarantined
-    ]
-    places = kept([folder.place for folder in whole], policies) | {newest}
-    keep = [folder for folder in whole if folder.place in places]
-    doomed = [folder for folder in whole if folder.place not in places]
-    if (
-        doomed
-        and not any(folder.name in verified for folder in keep)
-        and not any(map(verify, keep))
-    ):
-        doomed = []
-    doomed += [f for f in current if f.name in state.damaged and f.place < newest]
-    doomed += [
-        folder
-        for folder in listing.folders
-        if not folder.has_marker
-        and folder.name != state.newest
-        and folder.place.generation < lease.generation
-        and time.time() - folder.touched_unix_s > debris_age_s
-    ]
+    found = sort_out(
+        look(lease.filesystem, lease.prefix),
+        state,
+        policies=policies,
+        newest=newest,
+        generation=lease.generation,
+        untouched_since_unix_s=time.time() - debris_age_s,
+    )
+    doomed = [*found.damaged, *found.debris]
+    if found.retired and one_is_whole(found.keep, verified=verified, verify=verify):
+        doomed = [*found.retired, *doomed]
     for folder in doomed:
-        delete(filesystem, prefix, folder)
-    for path, touched_unix_s in listing.partials.items():
-        if time.time() - touched_unix_s > debris_age_s:
-            filesystem.rm_file(path)
+        delete(lease.filesystem, lease.prefix, folder)
+    for path in found.partials:
+        lease.filesystem.rm_file(path)
     return [folder.name for folder in doomed]
+
+
+def one_is_whole(
+    folders: Sequence[Folder], *, verified: Collection[str], verify: Callable[[Folder], bool]
+) -> bool:
+    """Whether every byte of at least one is what its marker says; reads as few as possible."""
+    return any(folder.name in verified for folder in folders) or any(map(verify, folders))
 
 
 def delete(filesystem: AbstractFileSystem, prefix: str, folder: Folder) -> None:
@@ -255,26 +268,32 @@ def _sizes(lease: Lease, name: str) -> dict[str, int]:
     return {info["name"].rsplit("/", 1)[-1]: info["size"] for info in found}
 
 
-def _inspect(lease: Lease, name: str, *, sizes_bytes: Mapping[str, int]) -> Candidate | Skipped:
-    uri = join(lease.uri, name)
-    granted = lease.tail.state.unproven if name == lease.tail.state.newest else None
+def inspect(run: Reading, name: str, *, sizes_bytes: Mapping[str, int]) -> Candidate | Skipped:
+    """Whether a checkpoint can be used, as far as its marker, the log and sizes tell.
+
+    Raises:
+        OSError: the store can't be read.
+        CheckpointError: its marker is of another version.
+    """
+    uri = join(run.uri, name)
+    granted = run.tail.state.unproven if name == run.tail.state.newest else None
     needs_marker = MARKER not in sizes_bytes
     try:
         if not needs_marker:
-            content = lease.filesystem.cat_file(join(lease.prefix, name, MARKER))
+            content = run.filesystem.cat_file(join(run.prefix, name, MARKER))
             marker = read_marker(content, uri=uri)
         else:
-            marker = _granted_marker(lease, granted, uri=uri)
+            marker = _granted_marker(run, granted, uri=uri)
         check_sizes(marker, sizes_bytes, uri=uri)
     except TornCheckpointError as error:
         return Skipped(name, str(error))
     return Candidate(name=name, marker=marker, needs_marker=needs_marker)
 
 
-def _granted_marker(lease: Lease, number: int | None, *, uri: str) -> Marker:
+def _granted_marker(run: Reading, number: int | None, *, uri: str) -> Marker:
     if number is None:
         raise TornCheckpointError(f"{uri}: it was committed, and its marker is missing")
-    entry = read_entry(lease.filesystem, lease.prefix, number)
+    entry = read_entry(run.filesystem, run.prefix, number)
     if entry is None or not isinstance(entry.event, Committed):
         raise TornCheckpointError(f"{uri}: its marker is missing, and entry {number} of the log")
     return entry.event.marker
@@ -288,9 +307,3 @@ def _refuse_to_begin_again(state: LogState, skipped: Sequence[Skipped]) -> None:
         f"the run has committed checkpoints, and none of them can be used\n{reasons}\n"
         "  repair or bring back one of them, or begin again from step 0 with --from-scratch"
     )
-
-
-def newest_known(lease: Lease) -> Place | None:
-    """The checkpoint that the log says to resume from."""
-    name = lease.tail.state.newest
-    return None if name is None else place_of(name)
