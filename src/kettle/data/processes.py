@@ -5,6 +5,7 @@ may find anything half done: on Python 3.13 some died of a segmentation fault. T
 imported what a loader process needs and computes nothing, so forking it is quick and harmless.
 """
 
+import atexit
 import multiprocessing
 import os
 import tempfile
@@ -51,6 +52,18 @@ def end_with_rank(_number: int) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, name="end-with-rank", daemon=True).start()
+
+
+@atexit.register
+def _end_loader_processes() -> None:
+    """Let a rank that fails with a loader open come to its end.
+
+    At exit Python stops daemonic processes by SIGTERM, which these keep blocked, and then waits for
+    them; so they get the signal that nothing blocks first.
+    """
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 @dataclass(frozen=True)
