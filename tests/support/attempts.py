@@ -17,9 +17,9 @@ from kettle.exits import ExitCode
 from kettle.records import CheckpointCommitted, Record, RunStarted, Step
 from kettle.state.parts import Part
 from kettle.train.assemble import assemble
-from kettle.train.loop import train
 from kettle.train.run import Run
 from kettle.train.stop import StopSource
+from kettle.train.worker import train_or_note
 
 R = TypeVar("R")
 Change = Callable[[Run], Run]
@@ -90,7 +90,7 @@ def attempt(
         begin=begin,
     )
     run = change(run)
-    outcome = train(run)
+    outcome = train_or_note(run)
     run.batches.close()
     return Told(records=tuple(records), exit_code=outcome.exit_code)
 

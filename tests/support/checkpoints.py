@@ -24,12 +24,18 @@ def committed(folder: Path | str, state: Mapping[str, Any], **facts: Any) -> str
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.save(dict(state), storage_writer=writer, no_dist=True)
+    commit(folder, writer, **facts)
+    return str(folder)
+
+
+def commit(folder: Path | str, writer: CheckpointWriter, **facts: Any) -> None:
+    """Write the marker of what a writer has written."""
+    filesystem, path = open_store(str(folder))
     objects = {
         name: Expected(size_bytes=written.size_bytes, digest=written.digest)
         for name, written in writer.objects.items()
     }
     filesystem.pipe_file(f"{path}/{MARKER}", marker(objects=objects, **facts).to_bytes())
-    return str(folder)
 
 
 def marker(**facts: Any) -> Marker:

@@ -124,10 +124,16 @@ class BackgroundSave(Generic[S]):
         else:
             in_flight.written.exception()  # rank 0 has the same one, and says it
         self._in_flight = None
-        answer = told_by_first(lambda: in_flight.answer[0], ranks=self._ranks)
-        if isinstance(answer, KettleError) and not isinstance(answer, SaveError):
-            raise answer
-        return answer
+
+        def answer() -> S:
+            if isinstance(in_flight.answer[0], KettleError):
+                raise in_flight.answer[0]
+            return in_flight.answer[0]
+
+        try:
+            return told_by_first(answer, ranks=self._ranks)
+        except SaveError as error:
+            return error
 
 
 class HostCopies(AsyncStager):

@@ -1,4 +1,4 @@
-"""What the run's log tells: one event an entry, and the state that follows from all of them. Pure."""
+"""What a run's log tells: an event an entry, and the state that follows from all. Pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias

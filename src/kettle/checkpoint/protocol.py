@@ -277,22 +277,28 @@ def inspect(run: Reading, name: str, *, sizes_bytes: Mapping[str, int]) -> Candi
     """
     uri = join(run.uri, name)
     granted = run.tail.state.unproven if name == run.tail.state.newest else None
-    needs_marker = MARKER not in sizes_bytes
+    needs_marker = False
     try:
-        if not needs_marker:
-            content = run.filesystem.cat_file(join(run.prefix, name, MARKER))
-            marker = read_marker(content, uri=uri)
-        else:
-            marker = _granted_marker(run, granted, uri=uri)
+        try:
+            marker = _written_marker(run, name, sizes_bytes=sizes_bytes, uri=uri)
+        except TornCheckpointError:
+            if granted is None:
+                raise
+            # Its writer was killed before it, or within it on a store that shows half an object.
+            marker, needs_marker = _granted_marker(run, granted, uri=uri), True
         check_sizes(marker, sizes_bytes, uri=uri)
     except TornCheckpointError as error:
         return Skipped(name, str(error))
     return Candidate(name=name, marker=marker, needs_marker=needs_marker)
 
 
-def _granted_marker(run: Reading, number: int | None, *, uri: str) -> Marker:
-    if number is None:
+def _written_marker(run: Reading, name: str, *, sizes_bytes: Mapping[str, int], uri: str) -> Marker:
+    if MARKER not in sizes_bytes:
         raise TornCheckpointError(f"{uri}: it was committed, and its marker is missing")
+    return read_marker(run.filesystem.cat_file(join(run.prefix, name, MARKER)), uri=uri)
+
+
+def _granted_marker(run: Reading, number: int, *, uri: str) -> Marker:
     entry = read_entry(run.filesystem, run.prefix, number)
     if entry is None or not isinstance(entry.event, Committed):
         raise TornCheckpointError(f"{uri}: its marker is missing, and entry {number} of the log")

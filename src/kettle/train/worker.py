@@ -16,7 +16,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kettle.checkpoint.filesystem import bound_retries, use_endpoint
 from kettle.config import RunConfig, deployment_facts
@@ -24,6 +24,10 @@ from kettle.errors import DataError, KettleError
 from kettle.exits import ExitCode
 from kettle.grace import GraceBudget
 from kettle.records import Record, RunFailed, emit, left_before_start
+
+if TYPE_CHECKING:
+    from kettle.train.loop import Outcome
+    from kettle.train.run import Run
 
 log = logging.getLogger("kettle")
 
@@ -70,7 +74,6 @@ def _train(config: RunConfig, attempt: Attempt) -> ExitCode:
     from kettle.data.loader import open_dataset
     from kettle.distributed import earliest, process_group
     from kettle.train.assemble import assemble
-    from kettle.train.loop import train
     from kettle.train.stop import signal_source
 
     runtime = config.runtime
@@ -98,14 +101,21 @@ def _train(config: RunConfig, attempt: Attempt) -> ExitCode:
             if is_speaker:
                 emit(_left_before_start(attempt, stopped=stopped))
             return ExitCode.PREEMPTED
-        try:
-            outcome = train(run)
-        except Exception as error:
-            if getattr(error, "exit_code", ExitCode.FAILED) == ExitCode.FAILED:
-                run.store.note_failure(step=run.progress.step, error=str(error))
-            raise
+        outcome = train_or_note(run)
         run.batches.close()
     return outcome.exit_code
+
+
+def train_or_note(run: "Run") -> "Outcome":
+    """Train, and leave word in the run's log if that crashes; collective."""
+    from kettle.train.loop import train
+
+    try:
+        return train(run)
+    except Exception as error:
+        if getattr(error, "exit_code", ExitCode.FAILED) == ExitCode.FAILED:
+            run.store.note_failure(step=run.progress.step, error=str(error))
+        raise
 
 
 def _begin(attempt: Attempt) -> bool:
