@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kettle.checkpoint.filesystem import open_store
+from kettle.checkpoint.log import claim
 from kettle.records import (
     CheckpointCommitted,
     Preemption,
@@ -269,3 +271,32 @@ def test_workers_die_with_a_launcher_that_is_killed(place: Path) -> None:
         psutil.Process(launch.pid).kill()
         _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
         assert alive == []
+
+
+def test_attempt_whose_run_was_taken_over_exits_4(tmp_path: Path) -> None:
+    arguments = command(tmp_path, "launch", "--workers", "2", sets=("checkpoint.every=3",))
+    with started(tmp_path, arguments) as launch:
+        begun = launch.until(RunStarted)
+        launch.until(CheckpointCommitted)
+        prefix = begun.checkpoint_prefix
+        claim(*open_store(prefix), uri=prefix, attempt_id="newer")
+        ended = launch.ended()
+    assert ended.exit_code == 4, ended.stderr
+    assert "attempt newer (generation 2) has taken the run over" in ended.stderr
+    assert {failure.error for failure in ended.of(RunFailed)} == {"SupersededError"}
+
+
+def test_run_whose_checkpoints_are_all_damaged_exits_3_and_begins_again_when_told(
+    tmp_path: Path,
+) -> None:
+    with started(tmp_path, command(tmp_path, "train")) as first:
+        first.until(Step)
+        first.process.terminate()
+        committed = Path(first.ended().one(CheckpointCommitted).checkpoint_uri)
+    for shard in committed.glob("*.distcp"):
+        shard.write_bytes(b"")
+    ended = finished(tmp_path, command(tmp_path, "launch", "--workers", "2"))
+    assert ended.exit_code == 3, ended.stderr
+    assert "begin again from step 0 with --from-scratch" in ended.stderr
+    with started(tmp_path, command(tmp_path, "launch", "--from-scratch")) as again:
+        assert again.until(RunStarted).resumed_from is None

@@ -49,24 +49,34 @@ class Tail:
     state: LogState = field(default_factory=LogState)
 
 
-def read_tail(filesystem: AbstractFileSystem, prefix: str, *, known: Tail | None = None) -> Tail:
+def read_tail(
+    filesystem: AbstractFileSystem, prefix: str, *, known: Tail | None = None, at_least: int = 0
+) -> Tail:
     """Everything that the log says: one listing, and one read if there is anything new.
 
-    An entry that can't be read (a disk that lost it) keeps its number and says nothing.
+    An entry that can't be read (a disk that lost it) keeps its number, and leaves a gap.
+
+    Args:
+        known: how far the log was read before.
+        at_least: an entry that is known to be there, whether the listing shows it or not.
 
     Raises:
         OSError: the store can't be read.
     """
     known = known or Tail()
     numbers = entry_numbers(filesystem, prefix)
-    newest = numbers[-1] if numbers else 0
-    for number in reversed(numbers):
-        if number <= known.number:
-            break
+    newest = max([*numbers[-1:], at_least, known.number])
+    listed = set(numbers)
+    state, lost = known.state, 0
+    for number in range(newest, known.number, -1):
+        if number not in listed and number < at_least - 1:
+            continue
         entry = read_entry(filesystem, prefix, number)
         if entry is not None:
-            return Tail(number=newest, state=entry.state)
-    return Tail(number=max(newest, known.number), state=known.state)
+            state = entry.state
+            break
+        lost += 1
+    return Tail(number=newest, state=after_a_gap(state, entries=lost) if lost else state)
 
 
 def entry_numbers(filesystem: AbstractFileSystem, prefix: str) -> list[int]:
@@ -143,7 +153,8 @@ class Lease:
         """
         tail = read_tail(self.filesystem, self.prefix, known=self.tail)
         newest = tail.state
-        if newest.generation != self.generation:
+        # By name as well: a claim that a disk has lost no longer raises the generation.
+        if (newest.generation, newest.attempt_id) != (self.generation, self.attempt_id):
             raise SupersededError(
                 f"attempt {self.attempt_id} (generation {self.generation}) may no longer write "
                 f"into {self.uri}: attempt {newest.attempt_id} (generation {newest.generation}) "
