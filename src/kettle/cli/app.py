@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from kettle.cli.chaos import chaos
+from kettle.cli.checkpoints import checkpoints
 from kettle.cli.compare import compare
 from kettle.cli.config import config
 from kettle.cli.launch import launch, train
@@ -35,6 +36,7 @@ app.command()(verify)
 app.command()(compare)
 app.command()(chaos)
 app.add_typer(config)
+app.add_typer(checkpoints)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, one plain line a phase anywhere else."""
+"""Progress on stderr: bars on a terminal; anywhere else one plain line a phase, or nothing."""
 
 import contextlib
 import sys
@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     Progress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
+    TransferSpeedColumn,
 )
 
 from kettle.cli.render import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kettle.chaos.attempts import Progress as PhaseProgress
 
@@ -68,3 +70,22 @@ def phases() -> "Iterator[PhaseProgress]":
     )
     with bars:
         yield PhaseBars(bars)
+
+
+@contextlib.contextmanager
+def transfer(title: str, *, size_bytes: int) -> "Iterator[Callable[[int], None]]":
+    """A bar for bytes that are read or written, to be told how many came; gone at the end."""
+    if not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True, highlight=False),
+        transient=True,
+    )
+    with bars:
+        task = bars.add_task(title, total=size_bytes)
+        yield lambda count: bars.advance(task, count)

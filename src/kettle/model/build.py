@@ -10,12 +10,9 @@ from kettle.determinism import derive_seed
 from kettle.errors import TiedWeightsError
 
 
-def build_model(config: ModelConfig, *, seed: int) -> Qwen2ForCausalLM:
-    """A Qwen2 with random float32 weights on the CPU, the same on every rank.
-
-    The global random streams are as they were when it returns.
-    """
-    architecture = Qwen2Config(
+def architecture(config: ModelConfig) -> Qwen2Config:
+    """What transformers calls the same model."""
+    return Qwen2Config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -29,9 +26,16 @@ def build_model(config: ModelConfig, *, seed: int) -> Qwen2ForCausalLM:
         attn_implementation="eager",
         dtype="float32",
     )
+
+
+def build_model(config: ModelConfig, *, seed: int) -> Qwen2ForCausalLM:
+    """A Qwen2 with random float32 weights on the CPU, the same on every rank.
+
+    The global random streams are as they were when it returns.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "weights"))
-        model = Qwen2ForCausalLM(architecture)
+        model = Qwen2ForCausalLM(architecture(config))
     model.train()
     assert_tied(model, expected=config.tie_embeddings)
     return model
