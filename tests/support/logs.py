@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from kettle.records import (
+    Alarm,
     CheckpointCommitted,
     Preemption,
     Record,
@@ -153,3 +154,23 @@ def write_log(path: Path, records: Iterable[Record]) -> Path:
     lines = [record.model_dump_json() + "\n" for record in records]
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+def not_saved(attempt: str, number: int, *, saved: int) -> list[Record]:
+    """An eviction after a step that could not be saved; an older one had been."""
+    uri = f"/checkpoints/{RUN_ID}/step-{saved:08d}"
+    alarm = Alarm(
+        run_id=RUN_ID, attempt_id=attempt, kind="save_failed", step=number, message="disk full"
+    )
+    end = Preemption(
+        run_id=RUN_ID,
+        attempt_id=attempt,
+        step=number,
+        outcome="not_saved",
+        checkpoint_uri=uri,
+        save_ms=None,
+        grace_s=30.0,
+        grace_left_s=29.5,
+        exit_code=74,
+    )
+    return [alarm, end]

@@ -15,6 +15,7 @@ from support.logs import (
     failed,
     flat,
     interrupted_run,
+    not_saved,
     preempted,
     started,
     step,
@@ -86,6 +87,14 @@ def test_steps_after_the_last_checkpoint_of_a_killed_attempt_are_lost() -> None:
     assert verdict.lost_steps == (4, 5)
     assert verdict.replayed_steps == (4, 5)
     assert not verdict.verdict
+
+
+def test_steps_of_an_eviction_that_could_not_save_are_lost_and_the_alarm_is_told() -> None:
+    first = [started("a"), *(step("a", n) for n in range(1, 6)), committed("a", 3)]
+    verdict = judged([*first, *not_saved("a", 5, saved=3)])
+    assert verdict.lost_steps == (4, 5)
+    assert verdict.alarms == ("after step 5: disk full",)
+    assert [(e.outcome, e.exit_code) for e in verdict.evictions] == [("not_saved", 74)]
 
 
 def test_a_resume_that_skips_a_step_is_named() -> None:

@@ -46,6 +46,7 @@ class Verdict(_Finding):
     lost_steps: tuple[int, ...] = Field(
         description="Steps that an attempt finished after its last checkpoint."
     )
+    alarms: tuple[str, ...] = Field(description="What a person should look at, in the order said.")
     preemptions: int
     evictions: tuple[Eviction, ...]
     weights_digest: str | None = Field(description="Of the completed run.")
@@ -104,6 +105,11 @@ def verify(attempts: Sequence[Attempt]) -> Verdict:
         replayed_steps=replayed,
         missing_steps=missing,
         lost_steps=tuple(sorted({step for attempt in attempts for step in _lost(attempt)})),
+        alarms=tuple(
+            f"after step {alarm.step}: {alarm.message}"
+            for attempt in attempts
+            for alarm in attempt.alarms
+        ),
         preemptions=len(evictions),
         evictions=evictions,
         weights_digest=finish.completed.weights_digest if finish and finish.completed else None,

@@ -126,6 +126,7 @@ def _add_record_rows(table: Table, verdict: Verdict) -> None:
     table.add_row("replayed", _counted(verdict.replayed_steps))
     table.add_row("missing", _counted(verdict.missing_steps))
     table.add_row("lost", _counted(verdict.lost_steps))
+    _add_capped(table, "alarm", list(verdict.alarms))
 
 
 def _add_tensor_rows(table: Table, comparison: "Comparison") -> None:

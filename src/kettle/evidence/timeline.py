@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kettle.records import (
+    Alarm,
     CheckpointCommitted,
     CheckpointSkipped,
     Preemption,
@@ -36,6 +37,7 @@ class Attempt:
     steps: tuple[Step, ...]
     checkpoints: tuple[CheckpointCommitted, ...]
     skipped: tuple[CheckpointSkipped, ...]
+    alarms: tuple[Alarm, ...]
     stop: StopDecided | None
     preemption: Preemption | None
     completed: RunCompleted | None
@@ -46,7 +48,8 @@ class Attempt:
         """Steps of which this attempt says that a checkpoint holds them."""
         saved = {checkpoint.step for checkpoint in self.checkpoints}
         evicted = self.preemption
-        if evicted is not None and evicted.step is not None and evicted.outcome != "nothing_new":
+        if evicted is not None and evicted.outcome in ("saved", "already_saved"):
+            assert evicted.step is not None
             saved.add(evicted.step)
         return frozenset(saved)
 
@@ -101,6 +104,7 @@ def _attempt(group: Sequence[Record]) -> Attempt:
         steps=tuple(r for r in group if isinstance(r, Step)),
         checkpoints=tuple(r for r in group if isinstance(r, CheckpointCommitted)),
         skipped=tuple(r for r in group if isinstance(r, CheckpointSkipped)),
+        alarms=tuple(r for r in group if isinstance(r, Alarm)),
         stop=next((r for r in reversed(group) if isinstance(r, StopDecided)), None),
         preemption=next((r for r in reversed(group) if isinstance(r, Preemption)), None),
         completed=next((r for r in reversed(group) if isinstance(r, RunCompleted)), None),
