@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kettle.checkpoint.layout import place_of
 from kettle.checkpoint.marker import Marker
+from kettle.exits import ExitCode
 
 
 class _Frozen(BaseModel):
@@ -43,7 +44,10 @@ class Restored(_Frozen):
 
 
 class Ended(_Frozen):
-    """The attempt has left in order: every marker that it was granted is written."""
+    """The attempt has left in order: the marker of the newest checkpoint is written.
+
+    Unless the exit code says that a save has failed: that may have been the marker's.
+    """
 
     kind: Literal["ended"] = "ended"
     step: int = Field(description="The last finished step.")
@@ -106,6 +110,8 @@ class LogState(_Frozen):
         unproven: the entry that granted it, as long as its marker may not be written yet.
         from_generation: checkpoints of older generations are left behind.
         damaged: folders that an attempt has found not to be what their marker says.
+        has_gap: an entry after the one that named `newest` can't be read, and may have named a
+            younger one.
     """
 
     generation: int = 0
@@ -117,6 +123,7 @@ class LogState(_Frozen):
     quarantined: Mapping[str, str] = Field(default_factory=dict)
     failures: Failures | None = None
     last_chance: LastChance | None = None
+    has_gap: bool = False
 
 
 def after(state: LogState, event: Event, *, number: int, attempt_id: str) -> LogState:  # noqa: PLR0911 - one return a kind of event
@@ -139,17 +146,27 @@ def after(state: LogState, event: Event, *, number: int, attempt_id: str) -> Log
                 update={
                     "newest": event.name,
                     "unproven": number,
+                    "has_gap": False,
                     "failures": None,
                     "last_chance": None if over else state.last_chance,
                 }
             )
         case Restored():
             damaged = {**state.damaged, **event.damaged}
+            # Found whole after all, as where a store had shown only a part of it.
+            damaged.pop(event.name, None)
             return state.model_copy(
-                update={"newest": event.name, "unproven": None, "damaged": damaged}
+                update={
+                    "newest": event.name,
+                    "unproven": None,
+                    "has_gap": False,
+                    "damaged": damaged,
+                }
             )
         case Ended():
-            return state.model_copy(update={"unproven": None})
+            # After a save that failed the marker may be missing, and what it proves is there.
+            not_saved = event.exit_code == ExitCode.NOT_SAVED
+            return state if not_saved else state.model_copy(update={"unproven": None})
         case Quarantined():
             failed_at = state.failures.step if state.failures else None
             place = place_of(event.name)
@@ -177,6 +194,16 @@ def after(state: LogState, event: Event, *, number: int, attempt_id: str) -> Log
             )
         case Failed():
             return state.model_copy(update={"failures": _failures(state, event)})
+
+
+def after_a_gap(state: LogState, *, entries: int) -> LogState:
+    """The state where so many entries after it can't be read: pure.
+
+    Each of them may have been a claim, whose generation nobody else may take.
+    """
+    if not entries:
+        return state
+    return state.model_copy(update={"generation": state.generation + entries, "has_gap": True})
 
 
 def _failures(state: LogState, event: Failed) -> Failures:

@@ -15,13 +15,14 @@ create one that others have read and forgotten.
 
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fsspec import AbstractFileSystem
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kettle.checkpoint.events import Claimed, Event, Failed, LogState, after
+from kettle.checkpoint.events import Claimed, Event, Failed, LogState, after, after_a_gap
 from kettle.checkpoint.filesystem import store_faults
 from kettle.checkpoint.layout import LOG, entry_name, entry_number, join
 from kettle.errors import CheckpointError, SupersededError
@@ -64,19 +65,15 @@ def read_tail(
         OSError: the store can't be read.
     """
     known = known or Tail()
-    numbers = entry_numbers(filesystem, prefix)
-    newest = max([*numbers[-1:], at_least, known.number])
-    listed = set(numbers)
-    state, lost = known.state, 0
-    for number in range(newest, known.number, -1):
-        if number not in listed and number < at_least - 1:
-            continue
+    numbers = {*entry_numbers(filesystem, prefix), at_least}
+    newest = max(*numbers, known.number)
+    lost = 0
+    for number in sorted((n for n in numbers if n > known.number), reverse=True):
         entry = read_entry(filesystem, prefix, number)
         if entry is not None:
-            state = entry.state
-            break
+            return Tail(number=newest, state=after_a_gap(entry.state, entries=lost))
         lost += 1
-    return Tail(number=newest, state=after_a_gap(state, entries=lost) if lost else state)
+    return Tail(number=newest, state=after_a_gap(known.state, entries=lost))
 
 
 def entry_numbers(filesystem: AbstractFileSystem, prefix: str) -> list[int]:
@@ -142,16 +139,20 @@ class Lease:
             if _create(self.filesystem, self.prefix, entry, enforced=self.enforced):
                 self.tail = Tail(number=entry.number, state=entry.state)
                 return entry
-            self.tail = self.look()
+            # A listing may not show yet what a create has found.
+            self.tail = self.look(at_least=entry.number)
 
-    def look(self) -> Tail:
+    def look(self, *, at_least: int = 0) -> Tail:
         """What the log says now.
+
+        Args:
+            at_least: an entry that is known to be there.
 
         Raises:
             SupersededError: a newer attempt has claimed the run.
             OSError: the store can't be read.
         """
-        tail = read_tail(self.filesystem, self.prefix, known=self.tail)
+        tail = read_tail(self.filesystem, self.prefix, known=self.tail, at_least=at_least)
         newest = tail.state
         # By name as well: a claim that a disk has lost no longer raises the generation.
         if (newest.generation, newest.attempt_id) != (self.generation, self.attempt_id):
@@ -183,11 +184,11 @@ def claim(
     while True:
         entry = _entry(Claimed(from_scratch=begin == "scratch"), tail=tail, attempt_id=attempt_id)
         if not _create(filesystem, prefix, entry, enforced=True):
-            tail = read_tail(filesystem, prefix, known=tail)
+            tail = read_tail(filesystem, prefix, known=tail, at_least=entry.number)
             continue
         enforced = not _accepts_again(filesystem, prefix, entry)
-        if not enforced and read_entry(filesystem, prefix, entry.number) != entry:
-            tail = read_tail(filesystem, prefix, known=tail)
+        if not enforced and not _is(read_entry(filesystem, prefix, entry.number), entry):
+            tail = read_tail(filesystem, prefix, known=tail, at_least=entry.number)
             continue
         lease = Lease(
             filesystem,
@@ -211,7 +212,7 @@ def note(filesystem: AbstractFileSystem, prefix: str, event: Event, *, attempt_i
         entry = _entry(event, tail=tail, attempt_id=attempt_id)
         if _create(filesystem, prefix, entry, enforced=False):
             return entry
-        tail = read_tail(filesystem, prefix, known=tail)
+        tail = read_tail(filesystem, prefix, known=tail, at_least=entry.number)
 
 
 def note_failure(
@@ -225,12 +226,17 @@ def note_failure(
     Raises:
         OSError: the store can't be read or written to.
     """
-    state = read_tail(filesystem, prefix).state
-    if state.attempt_id != attempt_id:
+    tail = read_tail(filesystem, prefix)
+    failures = tail.state.failures
+    if tail.state.attempt_id != attempt_id:
         return
-    if state.failures is not None and state.failures.generation == state.generation:
+    if failures is not None and failures.generation == tail.state.generation:
         return
-    note(filesystem, prefix, Failed(step=step, error=error), attempt_id=attempt_id)
+    lease = Lease(filesystem, prefix, uri=prefix, attempt_id=attempt_id, tail=tail)
+    lease.enforced = False  # nobody has asked
+    # The newer attempt's crashes are counted, and this one is not among them.
+    with suppress(SupersededError):
+        lease.append(Failed(step=step, error=error))
 
 
 def _entry(event: Event, *, tail: Tail, attempt_id: str) -> Entry:
@@ -261,8 +267,13 @@ def _create(filesystem: AbstractFileSystem, prefix: str, entry: Entry, *, enforc
         found = read_entry(filesystem, prefix, entry.number)
         if found is None and not isinstance(error, FileExistsError):
             raise
-        return found == entry
-    return enforced or read_entry(filesystem, prefix, entry.number) == entry
+        return _is(found, entry)
+    return enforced or _is(read_entry(filesystem, prefix, entry.number), entry)
+
+
+def _is(found: Entry | None, entry: Entry) -> bool:
+    # Not by content: what has been JSON once may compare differently, a tuple for one.
+    return found is not None and found.nonce == entry.nonce
 
 
 def _accepts_again(filesystem: AbstractFileSystem, prefix: str, entry: Entry) -> bool:

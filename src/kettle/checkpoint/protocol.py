@@ -106,18 +106,21 @@ def candidates(lease: Lease) -> Iterator[Candidate | Skipped]:
     """Checkpoints to resume from, the best first, and those that can't be used.
 
     The newest that the log names costs one listing of its own folder and one read. Only when that
-    one is no good, or the log names none, everything below the prefix is listed.
+    one is no good, or the log names none or has a gap, everything below the prefix is listed.
 
     Raises:
         OSError: the store can't be read.
         CheckpointError: a marker is of another version.
     """
     state = lease.tail.state
-    if state.newest is not None:
-        yield inspect(lease, state.newest, sizes_bytes=_sizes(lease, state.newest))
+    seen = None
+    if state.newest is not None and not state.has_gap:
+        seen = state.newest
+        yield inspect(lease, seen, sizes_bytes=_sizes(lease, seen))
     for folder in look(lease.filesystem, lease.prefix).folders:
         is_left_behind = folder.place.generation < state.from_generation
-        if folder.name == state.newest or not folder.has_marker or is_left_behind:
+        is_committed = folder.has_marker or folder.name == state.newest
+        if folder.name == seen or not is_committed or is_left_behind:
             continue
         if folder.name in state.quarantined:
             yield Skipped(folder.name, f"it is in quarantine: {state.quarantined[folder.name]}")
@@ -162,7 +165,7 @@ def settle(lease: Lease, restored: Candidate | None, skipped: Sequence[Skipped])
     if restored.needs_marker:
         marker = join(lease.prefix, restored.name, MARKER)
         lease.filesystem.pipe_file(marker, restored.marker.to_bytes())
-    if restored.needs_marker or restored.name != state.newest:
+    if restored.needs_marker or restored.name != state.newest or state.has_gap:
         damaged = {s.name: s.reason for s in skipped if s.name not in state.quarantined}
         lease.append(Restored(name=restored.name, damaged=damaged))
 
