@@ -1,7 +1,7 @@
 """Reads a checkpoint for torch.distributed.checkpoint, and verifies every byte that it uses.
 
-Reading and verifying overlap: this thread reads, another one hashes. Bytes that lie in a target as
-they do in the file are read into it straight away, everything else passes through a buffer.
+Bytes that lie in a target as they do in the file are read into it straight away, everything else
+passes through a buffer. `verified` says how reading and verifying overlap.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,21 +1,19 @@
 """Reads parts of one file, so that every byte that is used belongs to a block that was verified."""
 
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from itertools import pairwise
 
 from fsspec import AbstractFileSystem
 
 from kettle.checkpoint.digest import BLOCK_BYTES, DIGEST_BYTES, ObjectDigest, block_digest
-from kettle.checkpoint.durable import read_exactly
+from kettle.checkpoint.durable import DurableLocalFileSystem, read_exactly
 from kettle.errors import TornCheckpointError
 
 # A window of 8 MiB touches 9 blocks at most, so that any of them fits.
 _BATCH_BLOCKS = 10
-_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True)
@@ -87,42 +85,83 @@ def batches(ranges: Iterable[Range]) -> Iterator[Batch]:
 def read_verified(file: VerifiedFile, ranges: Iterable[Range]) -> None:
     """Read ranges of a file, verify the blocks they lie in, and deliver them.
 
+    Two threads take turns, this one among them: each block is hashed right after it was read, while
+    it is in the cache, and meanwhile the other thread reads.
+
     Raises:
         TornCheckpointError: the file is missing, too short, or a block has other bytes. Memory
             that is read into straight away may hold these bytes then.
         OSError: of the store.
     """
-    jobs = list(batches(ranges))
-    size_bytes = max((job.end - job.first for job in jobs if job.into is None), default=0)
-    buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-    for _ in range(_IN_FLIGHT):
-        buffers.put(memoryview(bytearray(size_bytes * BLOCK_BYTES)))
-    with _Checker(file, buffers) as checker:
-        before: tuple[Batch, memoryview] | None = None
-        for job in jobs:
-            checker.raise_error()
-            memory = buffers.get() if job.into is None else job.into
-            if before is not None and job.fresh > job.first:
-                _carry(before, job, memory)
-            _read(file, job, memory)
-            checker.put(job, memory)
-            before = (job, memory)
+    jobs = _chains(batches(ranges))
+    turn = threading.Lock()
+    failed = threading.Event()
+
+    def take() -> list[Batch] | None:
+        with turn:
+            return None if failed.is_set() else next(jobs, None)
+
+    def work() -> None:
+        memory = memoryview(b"")
+        try:
+            while (chain := take()) is not None:
+                memory = _enough(memory, chain)
+                for before, job in pairwise((None, *chain)):
+                    assert job is not None
+                    _serve(file, job, before, memory)
+        except BaseException:
+            failed.set()
+            raise
+
+    with ThreadPoolExecutor(1, thread_name_prefix="kettle-verify") as pool:
+        other = pool.submit(work)
+        work()
+    other.result()
 
 
-def _carry(before: tuple[Batch, memoryview], job: Batch, memory: memoryview) -> None:
-    """Blocks that the batch before has read already; the two buffers may be one."""
-    earlier, content = before
-    shift = (job.first - earlier.first) * BLOCK_BYTES
-    length = (job.fresh - job.first) * BLOCK_BYTES
-    memory[:length] = content[shift : shift + length]
+def _chains(found: Iterable[Batch]) -> Iterator[list[Batch]]:
+    """Batches that need blocks from the one before stay together, and in one thread."""
+    chain: list[Batch] = []
+    for job in found:
+        if chain and job.fresh == job.first:
+            yield chain
+            chain = []
+        chain.append(job)
+    if chain:
+        yield chain
 
 
-def _read(file: VerifiedFile, job: Batch, memory: memoryview) -> None:
+def _enough(memory: memoryview, chain: list[Batch]) -> memoryview:
+    blocks = max((job.end - job.first for job in chain if job.into is None), default=0)
+    size_bytes = blocks * BLOCK_BYTES
+    return memory if len(memory) >= size_bytes else memoryview(bytearray(size_bytes))
+
+
+def _serve(file: VerifiedFile, job: Batch, before: Batch | None, buffer: memoryview) -> None:
+    """Read, verify and deliver a batch."""
+    memory = buffer if job.into is None else job.into
+    shift = job.first * BLOCK_BYTES
     start = job.fresh * BLOCK_BYTES
     end = min(job.end * BLOCK_BYTES, file.digest.size_bytes)
-    skipped = (job.fresh - job.first) * BLOCK_BYTES
+    if before is not None:
+        # Blocks at the end of the batch before, which is still in the buffer.
+        at = shift - before.first * BLOCK_BYTES
+        memory[: start - shift] = memory[at : at + start - shift]
+    # An object store is better asked once for all of it.
+    local = isinstance(file.filesystem, DurableLocalFileSystem)
+    step = BLOCK_BYTES if local else max(BLOCK_BYTES, end - start)
+    for first in range(start, end, step):
+        piece = memory[first - shift : min(first + step, end) - shift]
+        _read(file, first, piece)
+        _verify(file, first, piece)
+    for part in job.ranges:
+        assert part.deliver is not None
+        part.deliver(memory[part.start - shift : part.end - shift])
+
+
+def _read(file: VerifiedFile, start: int, memory: memoryview) -> None:
     try:
-        read_exactly(file.filesystem, file.path, start, memory[skipped : skipped + end - start])
+        read_exactly(file.filesystem, file.path, start, memory)
     except FileNotFoundError as error:
         raise TornCheckpointError(f"{file.uri}: {_name(file)} is missing") from error
     except EOFError as error:
@@ -132,68 +171,17 @@ def _read(file: VerifiedFile, job: Batch, memory: memoryview) -> None:
         ) from error
 
 
-class _Checker:
-    """Verifies and delivers in another thread, so that this one can read on meanwhile."""
-
-    def __init__(self, file: VerifiedFile, buffers: "queue.SimpleQueue[memoryview]") -> None:
-        self._file = file
-        self._buffers = buffers
-        self._error: BaseException | None = None
-        self._jobs: queue.Queue[tuple[Batch, memoryview] | None] = queue.Queue(_IN_FLIGHT)
-        self._thread = threading.Thread(target=self._work, name="kettle-verify", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._jobs.put(None)
-        self._thread.join()
-        if error is None:
-            self.raise_error()
-
-    def put(self, job: Batch, memory: memoryview) -> None:
-        """Hand over what was read; waits while enough is under way."""
-        self._jobs.put((job, memory))
-
-    def raise_error(self) -> None:
-        """Raise what went wrong over there, if anything did."""
-        if self._error is not None:
-            raise self._error
-
-    def _work(self) -> None:
-        while (entry := self._jobs.get()) is not None:
-            job, memory = entry
-            # After an error the rest is taken without a look, so that nobody waits for a buffer.
-            if self._error is None:
-                try:
-                    _verify(self._file, job, memory)
-                    for part in job.ranges:
-                        assert part.deliver is not None
-                        shift = job.first * BLOCK_BYTES
-                        part.deliver(memory[part.start - shift : part.end - shift])
-                except BaseException as error:  # noqa: BLE001 - raised by the other thread
-                    self._error = error
-            if job.into is None:
-                self._buffers.put(memory)
-
-
-def _verify(file: VerifiedFile, job: Batch, memory: memoryview) -> None:
-    for block in range(job.fresh, job.end):
-        start = block * BLOCK_BYTES
-        end = min(start + BLOCK_BYTES, file.digest.size_bytes)
-        shift = start - job.first * BLOCK_BYTES
-        found = block_digest(memory[shift : shift + end - start])
+def _verify(file: VerifiedFile, start: int, memory: memoryview) -> None:
+    for at in range(0, len(memory), BLOCK_BYTES):
+        piece = memory[at : at + BLOCK_BYTES]
+        block = (start + at) // BLOCK_BYTES
+        found = block_digest(piece)
         expected = file.digest.blocks[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]
         if found != expected:
             raise TornCheckpointError(
-                f"{file.uri}: {_name(file)} is damaged in block {block} (bytes {start} to {end}): "
-                f"it has the digest {found.hex()} and should have {expected.hex()}"
+                f"{file.uri}: {_name(file)} is damaged in block {block} (bytes {start + at} to "
+                f"{start + at + len(piece)}): it has the digest {found.hex()} and should have "
+                f"{expected.hex()}"
             )
 
 
