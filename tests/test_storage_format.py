@@ -1,5 +1,6 @@
 """What kettle writes is read back bit by bit, on any number of ranks, or refused by name."""
 
+import gc
 import random
 import threading
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ from kettle.checkpoint.writer import CheckpointWriter, SaveCancelledError
 from kettle.distributed import Ranks, barrier, process_group
 from kettle.errors import CheckpointError, TornCheckpointError
 from support.ranks import on_ranks
+from support.s3 import s3_server
 from support.shards import DTYPES, bits, blank, cause, flip_bit, load, noise, positions, save
 
 State = dict[str, Any]
@@ -514,6 +516,61 @@ def test_cancelled_save_ends_at_the_next_block_and_leaves_nothing(
     assert isinstance(cause(refused.value), SaveCancelledError)
     assert Slow.written == 3
     assert list((tmp_path / "saved").iterdir()) == []
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AbstractFileSystem, str]]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with s3_server() as server:
+        filesystem = fsspec.filesystem("s3", endpoint_url=server.endpoint)
+        filesystem.mkdir(server.bucket)
+        yield filesystem, server.bucket
+
+
+def test_checkpoint_in_an_object_store_comes_back_and_is_verified(
+    bucket: tuple[AbstractFileSystem, str], group: dist.ProcessGroup
+) -> None:
+    filesystem, name = bucket
+    state = every_kind()
+    objects = save(filesystem, f"{name}/saved", state, group=group)
+    found = blanks(state)
+    load(filesystem, f"{name}/saved", found, objects, group=group)
+    assert same(found, state)
+    data = f"{name}/saved/__0_0.distcp"
+    content = bytearray(filesystem.cat_file(data))
+    content[12_345] ^= 1
+    filesystem.pipe_file(data, bytes(content))
+    with pytest.raises(CheckpointException) as refused:
+        load(filesystem, f"{name}/saved", found, objects, group=group)
+    assert "__0_0.distcp is damaged in block 0" in str(cause(refused.value))
+
+
+@pytest.mark.parametrize("size", [2 << 20, 40 << 20], ids=["one request", "several parts"])
+def test_cancelled_upload_leaves_no_object(
+    bucket: tuple[AbstractFileSystem, str],
+    group: dist.ProcessGroup,
+    size: int,
+) -> None:
+    class AtTheEnd(threading.Event):
+        """Is set when the last MiB is due."""
+
+        looks = 0
+
+        def is_set(self) -> bool:
+            self.looks += 1
+            return self.looks >= size >> 20
+
+    filesystem, name = bucket
+    state = {"t": torch.zeros(size, dtype=torch.uint8)}
+    with pytest.raises(CheckpointException) as refused:
+        save(filesystem, f"{name}/saved", state, group=group, cancelled=AtTheEnd())
+    assert isinstance(cause(refused.value), SaveCancelledError)
+    gc.collect()
+    filesystem.invalidate_cache()
+    assert filesystem.find(name) == []
+    assert filesystem.list_multipart_uploads(name) == []
 
 
 # Several ranks.
