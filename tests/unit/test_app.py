@@ -1,10 +1,12 @@
 import subprocess
 import sys
 from itertools import pairwise
+from typing import Any
 
 import pytest
+import typer
 
-from kettle.cli.app import run
+from kettle.cli.app import app, run
 
 
 def test_the_command_line_imports_no_torch() -> None:
@@ -25,10 +27,14 @@ def test_the_help_of_a_command_has_an_example(
     assert f"Example: kettle {command} " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["", "launch", "train", "verify", "compare", "chaos", "config show", "config fingerprint"],
-)
+def commands(command: Any, path: str = "") -> list[str]:
+    """The words of a command and of all below it."""
+    below: dict[str, Any] = getattr(command, "commands", {})
+    inner = [words for name in below for words in commands(below[name], f"{path} {name}".strip())]
+    return [path, *inner]
+
+
+@pytest.mark.parametrize("command", commands(typer.main.get_command(app)))
 def test_help_fills_the_lines_of_a_narrow_terminal(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
