@@ -12,9 +12,17 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from kettle.checkpoint.catalog import Folder
-from kettle.checkpoint.digest import Expected, digest_of, verify_object
+from kettle.checkpoint.digest import Expected, digest_of
 from kettle.checkpoint.events import Claimed, Committed, Ended, Quarantined, Restored
-from kettle.checkpoint.layout import LOG, MARKER, METADATA, checkpoint_name, entry_name, place_of
+from kettle.checkpoint.layout import (
+    LOG,
+    MARKER,
+    METADATA,
+    PARTIAL,
+    checkpoint_name,
+    entry_name,
+    place_of,
+)
 from kettle.checkpoint.log import Lease, claim, entry_numbers, read_entry
 from kettle.checkpoint.marker import Marker, read_marker
 from kettle.checkpoint.protocol import (
@@ -29,6 +37,7 @@ from kettle.checkpoint.protocol import (
 from kettle.checkpoint.retention import latest
 from kettle.errors import TornCheckpointError
 from support.checkpoints import marker
+from support.drawer import Drawer
 
 SHARD = "__0_0.distcp"
 
@@ -125,12 +134,15 @@ class Attempt:
     def _load(self, candidate: Candidate) -> None:
         """Read every byte, as a restore does."""
         folder = f"{self.prefix}/{candidate.name}"
+        found = {}
         for name, wanted in candidate.marker.objects.items():
-            verify_object(
-                self.filesystem, f"{folder}/{name}", wanted, uri=folder, progress=lambda _: None
-            )
+            try:
+                found[name] = self.filesystem.cat_file(f"{folder}/{name}")
+            except FileNotFoundError as error:
+                raise TornCheckpointError(f"{folder}: {name} is missing") from error
+            if digest_of(found[name]) != wanted.digest:
+                raise TornCheckpointError(f"{folder}: {name} is damaged")
         # Whatever a marker says: this is what the step must be.
-        found = {n: self.filesystem.cat_file(f"{folder}/{n}") for n in candidate.marker.objects}
         assert found == payloads(candidate.marker.step), f"took {folder} for whole: {found}"
 
 
@@ -237,7 +249,7 @@ def empty(prefix: str = PREFIX) -> Left:
 
 def lived_in(prefix: str = PREFIX) -> Left:
     """Two attempts: a checkpoint in quarantine, some to be pruned, debris of a killed save."""
-    filesystem = memory()
+    filesystem = Drawer()
     first = Attempt(filesystem, prefix, "a")
     first.start()
     for step in (1, 2, 3, 4):
@@ -253,7 +265,7 @@ def lived_in(prefix: str = PREFIX) -> Left:
     others = foreign(prefix, folder=first.committed[0])
     for path, content in others.items():
         filesystem.pipe_file(path, content)
-    objects = taken_from(filesystem)
+    objects = dict(filesystem.objects)
     aside = f"{prefix}/{first.newest}/"
     quarantined = {path: objects[path] for path in objects if path.startswith(aside)}
     return Left(objects=objects, sacred=others | quarantined)
@@ -268,17 +280,12 @@ def changed(left: Left, changes: Mapping[str, bytes | None]) -> Left:
     return replace(left, objects=objects)
 
 
-def memory(objects: Mapping[str, bytes] | None = None) -> MemoryFileSystem:
+def memory(objects: Mapping[str, bytes]) -> MemoryFileSystem:
     """A filesystem of its own in memory."""
     filesystem = MemoryFileSystem(global_store=False, skip_instance_cache=True)
-    for path, content in (objects or {}).items():
+    for path, content in objects.items():
         filesystem.pipe_file(path, content)
     return filesystem
-
-
-def taken_from(filesystem: MemoryFileSystem) -> dict[str, bytes]:
-    """All that it holds."""
-    return {path: bytes(file.getbuffer()) for path, file in filesystem.store.items()}
 
 
 def damage(content: bytes) -> bytes:
@@ -312,7 +319,10 @@ def check(filesystem: AbstractFileSystem, prefix: str, left: Left, *, granted: s
     if after.newest != wanted:
         raise BrokenError(f"restored {after.newest} (step {step}) and not {wanted}")
     after.save(step + 1)
+    after.keep = 2
     after.prune()
+    if wanted and not whole(filesystem, f"{prefix}/{wanted}"):
+        raise BrokenError(f"{wanted} is gone, though two are kept")
     last = Attempt(filesystem, prefix, "last")
     if (found := last.start()) != step + 1:
         raise BrokenError(f"the next save is not found: step {found}, not {step + 1}")
@@ -342,14 +352,16 @@ def newest_that_counts(filesystem: AbstractFileSystem, prefix: str, told: Story,
 def check_debris(filesystem: AbstractFileSystem, prefix: str, left: Left) -> None:
     """After a prune that takes debris of every age, nothing lies around."""
     by_folder: dict[str, set[str]] = {}
-    for path in filesystem.find(prefix):
-        if path in left.sacred:
+    foreign_folders = {path.removeprefix(f"{prefix}/").split("/")[0] for path in left.sacred}
+    for path, info in filesystem.find(prefix, withdirs=True, detail=True).items():
+        folder, _, name = path.removeprefix(prefix).strip("/").partition("/")
+        if path in left.sacred or (info["type"] == "directory" and folder in foreign_folders):
             continue
-        folder, _, name = path.removeprefix(f"{prefix}/").partition("/")
-        if folder == LOG and not name.endswith(".json"):
+        if folder == LOG and name and not name.endswith(".json"):
             raise BrokenError(f"{path} is left")
-        if folder != LOG:
+        if place_of(folder) is not None:
             by_folder.setdefault(folder, set()).add(name)
     for folder, names in by_folder.items():
-        if MARKER not in names or not whole(filesystem, f"{prefix}/{folder}"):
+        has_partial = any(name.endswith(PARTIAL) for name in names)
+        if has_partial or not whole(filesystem, f"{prefix}/{folder}"):
             raise BrokenError(f"{folder} is left, with {sorted(names)}")

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from fsspec import AbstractFileSystem
 
-from kettle.checkpoint.layout import LOG, MARKER, PARTIAL, Place, place_of
+from kettle.checkpoint.layout import LOG, MARKER, METADATA, PARTIAL, Place, place_of
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class Folder:
 
     Attributes:
         sizes_bytes: every object in it, the marker included, as the listing says.
-        touched_unix_s: when the store last saw a write in it; 0 where the store doesn't say.
+        touched_unix_s: when the store last saw a write in it, or made it, if it is empty; 0 where
+            the store doesn't say.
     """
 
     place: Place
@@ -32,6 +33,15 @@ class Folder:
         """Whether somebody has committed it."""
         return MARKER in self.sizes_bytes
 
+    @property
+    def may_be_whole(self) -> bool:
+        """Whether it is committed, as far as a listing tells.
+
+        A marker without content is half written; one without metadata beside it came too late, from
+        a writer that was taken over, into a folder that had been deleted.
+        """
+        return self.sizes_bytes.get(MARKER, 0) > 0 and METADATA in self.sizes_bytes
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -39,7 +49,7 @@ class Listing:
 
     Attributes:
         folders: with and without marker, the newest step and generation first.
-        partials: path to time of what a killed writer of the log has left.
+        partials: path to time of what a writer has left that was killed within an object.
     """
 
     folders: Sequence[Folder]
@@ -56,20 +66,30 @@ def look(filesystem: AbstractFileSystem, prefix: str) -> Listing:
     filesystem.invalidate_cache()
     found: dict[Place, dict[str, int]] = {}
     touched: dict[Place, float] = {}
+    empty: dict[Place, float] = {}
+    filled: set[Place | None] = set()
     partials: dict[str, float] = {}
-    for path, info in filesystem.find(prefix, detail=True).items():
-        inside = path.removeprefix(prefix).strip("/").split("/")
-        if len(inside) != 2:
-            continue
-        folder, name = inside
+    for path, info in filesystem.find(prefix, detail=True, withdirs=True).items():
+        folder, _, name = path.removeprefix(prefix).strip("/").partition("/")
         place = place_of(folder)
-        if place is not None:
+        if place is not None and not name:
+            empty[place] = _touched_unix_s(info)
+        elif place is not None and "/" not in name and info["type"] == "file":
             found.setdefault(place, {})[name] = info["size"]
             touched[place] = max(touched.get(place, 0.0), _touched_unix_s(info))
-        elif folder == LOG and name.endswith(PARTIAL):
+        if name:
+            filled.add(place)
+        if name.endswith(PARTIAL) and (place is not None or folder == LOG):
             partials[path] = _touched_unix_s(info)
+    # A local folder is there before anything is in it, and may be all that was made.
+    for place in empty.keys() - filled:
+        found[place], touched[place] = {}, empty[place]
     folders = [
-        Folder(place=place, sizes_bytes=found[place], touched_unix_s=touched[place])
+        Folder(
+            place=place,
+            sizes_bytes=found[place],
+            touched_unix_s=touched[place],
+        )
         for place in sorted(found, reverse=True)
     ]
     return Listing(folders=folders, partials=partials)

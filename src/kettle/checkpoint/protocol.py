@@ -239,7 +239,9 @@ def prune(
     for folder in doomed:
         delete(lease.filesystem, lease.prefix, folder)
     for path in found.partials:
-        lease.filesystem.rm_file(path)
+        # It may have been in one of these folders, or have become an object meanwhile.
+        with suppress(FileNotFoundError):
+            lease.filesystem.rm_file(path)
     return [folder.name for folder in doomed]
 
 
@@ -296,9 +298,15 @@ def inspect(run: Reading, name: str, *, sizes_bytes: Mapping[str, int]) -> Candi
 
 
 def _written_marker(run: Reading, name: str, *, sizes_bytes: Mapping[str, int], uri: str) -> Marker:
+    missing = TornCheckpointError(f"{uri}: it was committed, and its marker is missing")
     if MARKER not in sizes_bytes:
-        raise TornCheckpointError(f"{uri}: it was committed, and its marker is missing")
-    return read_marker(run.filesystem.cat_file(join(run.prefix, name, MARKER)), uri=uri)
+        raise missing
+    try:
+        content = run.filesystem.cat_file(join(run.prefix, name, MARKER))
+    except FileNotFoundError as error:
+        # Deleted since the listing, by an attempt that has taken this one over.
+        raise missing from error
+    return read_marker(content, uri=uri)
 
 
 def _granted_marker(run: Reading, number: int, *, uri: str) -> Marker:

@@ -44,10 +44,11 @@ class Sorted:
         keep: committed, and wanted by a policy.
         retired: committed, and wanted by none; only while one of `keep` is known to be whole.
         damaged: not what their marker says, and older than the newest one that is whole.
-        debris: without a marker, and never to have one: their writers are superseded.
+        debris: without a marker that says anything, and never to have one: their writers are
+            superseded.
         left_behind: from before the run began again; only while one of `keep` is known to be whole.
         quarantined: set aside, until a person releases them.
-        partials: what killed writers of the log have left.
+        partials: objects within which a writer was killed.
     """
 
     keep: Sequence[Folder]
@@ -84,7 +85,7 @@ def sort_out(
     current = [f for f in others if f.place.generation >= state.from_generation]
     old = [f for f in current if newest is not None and f.place <= newest]
     damaged = [f for f in old if f.name in state.damaged and f.place != newest]
-    whole = [f for f in old if f.has_marker and f.name not in state.damaged]
+    whole = [f for f in old if f.may_be_whole and f.name not in state.damaged]
     places = kept([folder.place for folder in whole], policies) | {newest}
     return Sorted(
         keep=[folder for folder in whole if folder.place in places],
@@ -93,13 +94,13 @@ def sort_out(
         debris=[
             folder
             for folder in others
-            if not folder.has_marker
+            if not folder.may_be_whole
             and folder not in damaged
             and folder.name != state.newest
             and folder.place.generation < generation
             and folder.touched_unix_s < untouched_since_unix_s
         ],
-        left_behind=[f for f in others if f.has_marker and f not in current],
+        left_behind=[f for f in others if f.may_be_whole and f not in current],
         quarantined=aside,
         partials=[
             path
