@@ -62,13 +62,13 @@ demo: install ## train, evict five times, resume, compare with the uninterrupted
 	$(BIN)/python scripts/chaos.py examples/stdlib.toml --evictions 5 --workers 2 --out out/demo
 
 test: install ## the full test suite on CPU (under 15 minutes on 2 cores)
-	$(PYTEST) -m "not gpu" $(ARGS)
+	$(PYTEST) -m "not gpu and not soak" $(ARGS)
 
 test-fast: install ## every test that starts no process group (under 2 minutes)
-	$(PYTEST) -m "not dist and not gpu" $(ARGS)
+	$(PYTEST) -m "not dist and not gpu and not soak" $(ARGS)
 
 test-dist: install ## the tests that start process groups or launchers
-	$(PYTEST) -m "dist and not gpu" $(ARGS)
+	$(PYTEST) -m "dist and not gpu and not soak" $(ARGS)
 
 test-gpu: install ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
