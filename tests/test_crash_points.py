@@ -1,10 +1,12 @@
 """An attempt is cut off before, within and after each of its operations; the next one goes on."""
 
+import random
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -13,6 +15,7 @@ from fsspec import AbstractFileSystem
 
 from kettle.checkpoint.filesystem import open_store
 from kettle.checkpoint.layout import LOG, MARKER, METADATA, checkpoint_name
+from support.drawer import Drawer
 from support.small_runs import (
     PREFIX,
     SHARD,
@@ -260,6 +263,45 @@ def every_cut(store: Store, act: Callable[[Attempt], None]) -> list[str]:
 def test_an_attempt_may_end_at_any_operation_in_memory(name: str) -> None:
     build, act = STORIES[name]
     assert every_cut(InMemory(build()), act) == []
+
+
+def two_lives(left: Left, first: Death, second: Death) -> list[str]:
+    """What goes wrong if an attempt ends, and the one after it does, too."""
+    filesystem = Drawer(left.objects)
+    granted = set()
+    for name, death in (("c", first), ("d", second)):
+        attempt = Attempt(WatchedFileSystem.over(filesystem, death), PREFIX, name)
+        with suppress(Cut):
+            life(attempt)
+        granted |= set(attempt.committed)
+    try:
+        check(filesystem, PREFIX, left, granted=granted)
+    except Exception as error:  # noqa: BLE001 - every fault is of interest
+        return [f"{type(error).__name__}: {error}"]
+    return []
+
+
+def pairs(left: Left) -> list[tuple[tuple[int, str], tuple[int, str]]]:
+    counted = Death(None)
+    two_lives(left, counted, Death(None))
+    ends = list(points(counted.operations))
+    return list(product(ends, ends))
+
+
+@pytest.mark.parametrize("build", [lived_in, with_an_empty_marker, with_a_damaged_entry])
+def test_the_next_attempt_may_end_as_well(build: Callable[[], Left]) -> None:
+    left = build()
+    for first, second in random.Random(2).sample(pairs(left), 200):
+        assert two_lives(left, Death(*first), Death(*second)) == [], (first, second)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("build", [lived_in, with_an_empty_marker])
+def test_the_next_attempt_may_end_as_well_everywhere(build: Callable[[], Left]) -> None:
+    left = build()
+    for first, second in pairs(left):
+        assert two_lives(left, Death(*first), Death(*second)) == [], (first, second)
 
 
 @pytest.mark.parametrize("name", STORIES)

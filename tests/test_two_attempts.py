@@ -168,7 +168,7 @@ def test_attempts_may_change_over_once_at_any_turn(life: Callable[[Attempt], Non
 def test_attempts_may_change_over_twice_at_any_turns() -> None:
     count, faults = faults_of(most_switches=2)
     assert faults == []
-    assert count > 1000
+    assert count > 300
 
 
 @pytest.mark.parametrize("life", LIVES)
@@ -194,7 +194,7 @@ def test_attempts_may_change_over_three_times_at_any_turns() -> None:
 def test_longer_lives_may_change_over_twice_at_any_turns(life: Callable[[Attempt], None]) -> None:
     count, faults = faults_of(life=life, most_switches=2)
     assert faults == []
-    assert count > 1000
+    assert count > 300
 
 
 # The same through torch.

@@ -12,7 +12,7 @@ from typing import TypeVar
 from fsspec import AbstractFileSystem
 
 from kettle.checkpoint.events import Committed
-from kettle.checkpoint.layout import LOG, MARKER
+from kettle.checkpoint.layout import LOG, MARKER, place_of
 from kettle.checkpoint.log import Entry
 from kettle.errors import SupersededError, TornCheckpointError
 from support.small_runs import BrokenError
@@ -90,27 +90,33 @@ class Judge:
     granted: set[str]
     faults: list[str] = field(default_factory=list)
     _dying: set[str] = field(default_factory=set)
+    _late: set[str] = field(default_factory=set)
+    _generation: int = 0
 
     def before(self, operation: Operation) -> None:
         folder = operation.path.rsplit("/", 1)[0]
         if operation.kind != "delete" or folder.endswith(LOG):
             return
         is_marked = self.filesystem.exists(f"{folder}/{MARKER}")
-        if is_marked and operation.name != MARKER and folder not in self._dying:
+        if is_marked and operation.name != MARKER and folder not in self._dying | self._late:
             self.faults.append(f"{operation.path} is deleted below its marker")
         self._dying.add(folder)
 
     def after(self, operation: Operation) -> None:
         folder = operation.path.rsplit("/", 1)[0]
         if operation.kind == "create" and folder.endswith(LOG):
-            event = Entry.model_validate_json(operation.content).event
-            if isinstance(event, Committed):
-                self._saw_grant(f"{folder.removesuffix(LOG)}{event.name}", event)
+            entry = Entry.model_validate_json(operation.content)
+            self._generation = entry.generation
+            if isinstance(entry.event, Committed):
+                self._saw_grant(f"{folder.removesuffix(LOG)}{entry.event.name}", entry.event)
         elif operation.kind == "overwrite" and operation.name == MARKER:
             if folder not in self.granted:
                 self.faults.append(f"{operation.path} is written, and was not granted")
-            # One that was granted may be restored, and deleted in time, before its own writer goes
-            # on: then that one's marker comes late.
+            # One that was granted may be restored, or left behind, and deleted before its own
+            # writer goes on: then that one's marker comes late.
+            place = place_of(folder.rsplit("/", 1)[-1])
+            if place is not None and place.generation < self._generation:
+                self._late.add(folder)
             if folder not in self._dying and not self.is_whole(folder):
                 self.faults.append(f"{operation.path} is written before what it names")
 
