@@ -4,6 +4,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -174,7 +175,7 @@ def _say_plan(seen: "Survey", found: "Sorted", rules: _Rules) -> set[str]:
         fate = "delete" if checkpoint.name in doomed else "keep"
         rows.append((fate, checkpoint.name, size_words(checkpoint.size_bytes), why))
     rows += [
-        ("delete", path.rsplit("/", 1)[-1], "", "an entry of the log that was never finished")
+        ("delete", path.rsplit("/", 1)[-1], "", "an object that was never finished")
         for path in found.partials
     ]
     if rows:
@@ -210,7 +211,8 @@ def _delete(run: "Run", target: Target, rules: _Rules, *, among: set[str]) -> No
             delete(run.filesystem, run.prefix, folder)
         for path in found.partials:
             if path in among:
-                run.filesystem.rm_file(path)
+                with suppress(FileNotFoundError):
+                    run.filesystem.rm_file(path)
     freed = sum(sum(folder.sizes_bytes.values()) for folder in doomed)
     typer.echo(f"deleted {len(doomed)}, {freed} bytes")
     if faults is not None:
