@@ -26,6 +26,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from background import ALONE, BESIDE, WAITED, Blocking, blocked_arms
 from kettle.checkpoint.digest import DigestStream, Expected
 from kettle.checkpoint.durable import DurableLocalFileSystem
 from kettle.checkpoint.reader import CheckpointReader
@@ -40,6 +41,7 @@ RESULTS = Path(__file__).parent / "results"
 SAVE_TARGETS = {1: 1.2, 2: 1.0}
 COLD_LOAD_TARGETS = {1: 0.80, 2: 0.80}
 WARM_LOAD_TARGETS: dict[int, float | None] = {1: 0.65, 2: None}
+BLOCKED_TARGET = 0.10
 MEMORY_TARGET = 0.25
 
 LARGE, SMALL = 48, 96
@@ -158,9 +160,35 @@ def measure_loads(plan: Plan) -> Iterator[Row]:
         yield _memory("load", peak, world_size)
 
 
+def measure_blocking(plan: Plan) -> Iterator[Row]:
+    """How long training stands still for a background save."""
+    for world_size in (1, 2):
+        blocking = on_ranks(background_arms, plan, world_size=world_size)[0]
+        times = {arm: [s.wall_s for s in blocking.samples[arm]] for arm in blocking.samples}
+        ms = {arm: spread([1e3 * second for second in times[arm]]) for arm in times}
+        slowed = [b - a for b, a in zip(times[BESIDE], times[ALONE], strict=True)]
+        for what, seconds, target in (
+            ("training stands still", blocking.stood_still_s, BLOCKED_TARGET),
+            ("the step beside it takes longer", slowed, None),
+        ):
+            shares = [s / w for s, w in zip(seconds, times[WAITED], strict=True)]
+            yield Row(
+                section="background",
+                world_size=world_size,
+                what=f"{what} / {WAITED}",
+                figure=spread(shares),
+                worst=max(shares),
+                bound="at most",
+                target=target,
+                repetitions=len(shares),
+                ms=ms,
+            )
+
+
 SECTIONS: dict[str, Callable[[Plan], Iterator[Row]]] = {
     "save": measure_saves,
     "load": measure_loads,
+    "background": measure_blocking,
 }
 
 
@@ -252,6 +280,17 @@ def load_arms(plan: Plan) -> tuple[Samples, Samples, dict[str, list[float]], flo
         )
         shares = _repeated(plan, lambda: _load_shares(load, data, memories))
         return cold, warm, shares, _largest(peak)
+
+
+def background_arms(plan: Plan) -> Blocking:
+    """Times of a save that is waited for, and of a step beside one that is not."""
+    with _group():
+        return blocked_arms(
+            _state(plan.size_bytes),
+            f"{plan.folder}/blocked-{dist.get_world_size()}",
+            repetitions=plan.repetitions,
+            title=_title("background"),
+        )
 
 
 class _group:  # noqa: N801 - a context manager

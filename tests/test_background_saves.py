@@ -169,7 +169,7 @@ def started(
     filesystem, _ = open_store(root)
     writer = CheckpointWriter(filesystem, str(folder), cancelled=cancelled)
 
-    def finish(written: Future[object], _blocked_ms: float) -> str:
+    def finish(written: Future[object], _blocked_ms: Callable[[], float]) -> str:
         try:
             written.result()
         except BaseException as error:
@@ -186,6 +186,7 @@ def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(tmp_path:
     weight = torch.arange(5.0)
     with process_group("cpu", timeout_s=60) as ranks, gated(tmp_path) as (root, gate):
         save = started(ranks, tmp_path / "c", weight, root=root, cancelled=threading.Event())
+        save.wait_until_copied()
         weight.zero_()
         gate.set()
         assert save.finish() == "committed"

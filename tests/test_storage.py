@@ -96,12 +96,24 @@ def test_newest_checkpoint_is_looked_at_with_one_listing_and_one_read(s3: Counti
     assert len(s3.requests) - before == 4, s3.requests[before:]
 
 
-def test_log_is_listed_once_per_thousand_entries(s3: CountingServer) -> None:
-    filesystem, prefix = filled(s3, checkpoints=1500)
+def test_newest_of_ten_thousand_checkpoints_costs_a_listing_of_the_log_and_one_read(
+    s3: CountingServer,
+) -> None:
+    filesystem, prefix = filled(s3, checkpoints=10_000)
     before = len(s3.requests)
-    assert read_tail(filesystem, prefix).number == 1501
-    assert len(s3.lists_since(before)) == 2
-    assert len(s3.requests) - before == 3
+    tail = read_tail(filesystem, prefix)
+    assert tail.state.newest == checkpoint_name(9_999, generation=1, attempt_id="a")
+    # A page holds 1,000 of the 10,001 entries.
+    assert len(s3.lists_since(before)) == 11
+    assert len(s3.requests) - before == 12
+
+
+def test_writer_that_knows_the_log_reads_nothing_again(s3: CountingServer) -> None:
+    filesystem, prefix = filled(s3, checkpoints=30)
+    known = read_tail(filesystem, prefix)
+    before = len(s3.requests)
+    assert read_tail(filesystem, prefix, known=known) == known
+    assert len(s3.requests) - before == 1
 
 
 @pytest.mark.parametrize(("checkpoints", "requests"), [(10, 1), (200, 1), (400, 2)])

@@ -234,26 +234,31 @@ class CheckpointStore:
         return self._told(finish, doing="commit")
 
     def save_in_background(self, step: int, parts: Parts) -> None:
-        """Copy all parts, and write and commit the copy while training goes on; collective.
+        """Copy all parts, write the copy and commit it while training goes on; collective.
 
-        One at a time: `finish_background` has to be called in between.
+        No tensor of a part may change before `wait_until_copied` has returned, and only one such
+        save may go on: `finish_background` has to be called in between.
         """
         started = time.monotonic()
         name = self._name(step)
         cancelled = threading.Event()
         writer = CheckpointWriter(self._filesystem, join(self._prefix, name), cancelled=cancelled)
 
-        def finish(written: Future[object], blocked_ms: float) -> Saved:
+        def finish(written: Future[object], blocked_ms: Callable[[], float]) -> Saved:
             try:
                 written.result()
             except CheckpointException as error:
                 self._remove_debris(name)
                 raise save_error(cause_of(error), uri=join(self.uri, name)) from error
-            return self._commit(step, name, writer, started=started, blocked_ms=blocked_ms)
+            return self._commit(step, name, writer, started=started, blocked_ms=blocked_ms())
 
         self._background.start(
             step, tensors_of(parts), writer=writer, cancelled=cancelled, finish=finish
         )
+
+    def wait_until_copied(self) -> None:
+        """Return when the tensors of a background save may change; most often at once."""
+        self._background.wait_until_copied()
 
     @property
     def background_step(self) -> int | None:

@@ -57,6 +57,8 @@ def take_step(run: Run, step: int) -> StepResult | StopDecision:
         raise StepError(f"step {step} has no token to learn from; look at its samples' labels")
     grad_norm = _normalise_and_clip(run, step, loss=loss, tokens=tokens)
     lr = float(run.scheduler.get_last_lr()[0])
+    # Until here nothing has changed that a save beside training may still be reading.
+    run.store.wait_until_copied()
     run.optimizer.step()
     run.scheduler.step()
     clear_gradients(run.model)
