@@ -195,6 +195,23 @@ def test_a_flipped_bit_stops_the_export_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-0123"]
 
 
+WITHOUT_ROOM = """
+import resource, sys
+from kettle.cli.app import run
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+sys.exit(run(["checkpoints", "export", *sys.argv[1:]]))
+"""
+
+
+def test_without_room_for_the_weights_nothing_is_left(
+    checkpoint: str, tmp_path: Path, out: Path
+) -> None:
+    arguments = [sys.executable, "-c", WITHOUT_ROOM, checkpoint, "--out", str(out)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (done.returncode, f"can't export {checkpoint} to {out}" in done.stderr) == (1, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-0123"]
+
+
 def test_a_folder_that_holds_something_is_refused(
     checkpoint: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

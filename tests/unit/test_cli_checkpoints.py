@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,16 @@ import torch
 
 from kettle.checkpoint.layout import MARKER
 from kettle.checkpoint.log import read_tail
+from kettle.checkpoint.protocol import (
+    candidates,
+    first_that_loads,
+    set_aside_if_stuck,
+    settle,
+)
 from kettle.cli.app import run
 from kettle.config import load
 from kettle.data.identify import identify
+from kettle.errors import NoCheckpointError
 from support.checkpoints import committed
 from support.saved import SHARD, SavedRun
 
@@ -170,6 +178,67 @@ def test_crashes_in_a_row_send_the_next_attempt_to_an_older_checkpoint(
     assert listed(saved.uri, capsys)["resumes_from"]["step"] == 2
 
 
+def as_it_is(_saved: SavedRun) -> None:
+    return
+
+
+def torn(saved: SavedRun) -> None:
+    (saved.path(saved.save(6)) / SHARD).unlink()
+
+
+def granted(saved: SavedRun) -> None:
+    (saved.path(saved.save(6)) / MARKER).unlink()
+
+
+def fallen_back(saved: SavedRun) -> None:
+    saved.find_damaged("step-00000004-g0001-first", restored="step-00000002-g0001-first")
+
+
+def set_aside(saved: SavedRun) -> None:
+    saved.quarantine("step-00000004-g0001-first")
+
+
+def stuck(saved: SavedRun) -> None:
+    saved.fail(step=5, times=3)
+
+
+def stuck_again(saved: SavedRun) -> None:
+    saved.quarantine("step-00000004-g0001-first")
+    saved.fail(step=3, times=1)
+
+
+def from_scratch(saved: SavedRun) -> None:
+    saved.begin("second", begin="scratch")
+
+
+def lost(saved: SavedRun) -> None:
+    for name in saved.folders:
+        (saved.path(name) / SHARD).unlink()
+
+
+@pytest.mark.parametrize(
+    "happen",
+    [as_it_is, torn, granted, fallen_back, set_aside, stuck, stuck_again, from_scratch, lost],
+    ids=lambda happen: happen.__name__,
+)
+def test_the_next_attempt_does_what_the_list_has_said(
+    saved: SavedRun, happen: Callable[[SavedRun], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    happen(saved)
+    told = listed(saved.uri, capsys)["resumes_from"]
+    saved.begin("next")
+    refused = False
+    found = None
+    try:
+        set_aside_if_stuck(saved.lease, after_failures=3)
+        found, skipped = first_that_loads(candidates(saved.lease), lambda _candidate: None)
+        settle(saved.lease, found, skipped)
+    except NoCheckpointError:
+        refused = True
+    name = None if found is None else found.name
+    assert (told["name"], told["refusal"] is not None) == (name, refused)
+
+
 def test_looking_writes_nothing_into_the_log(
     saved: SavedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +330,20 @@ def test_checking_all_goes_on_after_a_bad_one(
     assert run(["checkpoints", "check", saved.uri, "--all", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["checkpoints"]
     assert [result["good"] for result in found] == [False, True]
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_not_called_bad(
+    saved: SavedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault_of(_filesystem: Any, folder: str, *_args: Any, **_options: Any) -> str | None:
+        if "step-00000002" not in folder:
+            return None
+        (Path(folder) / MARKER).unlink()
+        return "it is missing"
+
+    monkeypatch.setattr("kettle.checkpoint.check.fault_of", fault_of)
+    assert run(["checkpoints", "check", saved.uri]) == 0
+    assert "step-00000002-g0001-first was deleted meanwhile" in capsys.readouterr().err
 
 
 def test_one_checkpoint_can_be_checked_alone(saved: SavedRun) -> None:

@@ -132,6 +132,11 @@ def test_an_unknown_kind_of_store_is_a_problem(capsys: pytest.CaptureFixture[str
     assert "can't open nope://bucket" in capsys.readouterr().out
 
 
+def test_a_store_in_memory_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "memory://root", "--skip-devices"]) == 1
+    assert "memory://root is gone when a process ends" in capsys.readouterr().out
+
+
 def test_a_store_that_ignores_conditions_is_a_warning() -> None:
     assert probed(Overwriting())["conditional writes"].state == "warning"
 
@@ -160,7 +165,7 @@ def test_a_warning_alone_exits_0(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fsspec, "url_to_fs", lambda _uri: (Overwriting(), "/doctor"))
-    assert run(["doctor", "memory://x", "--skip-devices"]) == 0
+    assert run(["doctor", "fake://x", "--skip-devices"]) == 0
     assert "warning  conditional writes" in capsys.readouterr().out
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from kettle.checkpoint.contents import StoredTensors
@@ -52,11 +53,18 @@ def write_safetensors(
             tensors[name] = torch.empty(entries[name].size, dtype=dtype)
             stored.read_into(tensors[name], part=part, name=name)
             progress(entries[name].size.numel() * entries[name].properties.dtype.itemsize)
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        _save(tensors, folder / file)
         del tensors
     if split.is_sharded:
         _write_index(folder / INDEX, split.metadata, split.tensor_to_filename)
     return list(split.filename_to_tensors)
+
+
+def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, for one
+        raise OSError(str(error)) from error
 
 
 def _write_index(path: Path, metadata: Mapping[str, object], files: Mapping[str, str]) -> None:

@@ -189,8 +189,9 @@ def _next(state: LogState, seen: Sequence[Seen], *, quarantine_after: int) -> Ne
     to_come = failures.checkpoint if failures is not None and stuck else None
     usable = [c for c in seen if c.verdict == "committed" and c.name != to_come]
     if usable:
-        # The log goes before the order of steps, and only then the newest of all.
-        best = next((c for c in usable if c.name == state.newest), usable[0])
+        # A log without a gap goes before the order of steps.
+        named = [c for c in usable if c.name == state.newest and not state.has_gap]
+        best = (named or usable)[0]
         return Next(name=best.name, step=best.step, refusal=None)
     lost = "the run has committed checkpoints, and none of them can be used"
     is_lost = any(checkpoint.claims_to_be_whole for checkpoint in seen)

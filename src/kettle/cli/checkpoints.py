@@ -112,7 +112,7 @@ def check(
 
     Example: kettle checkpoints check examples/stdlib.toml --all
     """
-    from kettle.cli.render import show_json
+    from kettle.cli.render import say, show_json
 
     found = find(target, overrides)
     run = look_at(found)
@@ -120,6 +120,9 @@ def check(
     results: list[dict[str, Any]] = []
     for seen in chosen:
         fault = _fault(run, seen)
+        if fault is not None and _is_gone(run, seen):
+            say(f"{seen.name} was deleted meanwhile")
+            continue
         results.append(
             {"name": seen.name, "uri": seen.uri, "good": fault is None, "reason": fault}
             | {"size_bytes": seen.size_bytes}
@@ -132,7 +135,7 @@ def check(
     if as_json:
         show_json({"uri": found.uri, "good": good, "checkpoints": results})
     elif good:
-        total = sum(seen.size_bytes for seen in chosen)
+        total = sum(result["size_bytes"] for result in results)
         typer.echo(f"every byte of {len(results)} is what its marker says ({total} bytes)")
     elif unread := len(chosen) - len(results):
         typer.echo(f"{unread} older not checked; add --all to go on")
@@ -208,3 +211,13 @@ def _fault(run: "Run", seen: "Seen") -> str | None:
             uri=seen.uri,
             progress=progress,
         )
+
+
+def _is_gone(run: "Run", seen: "Seen") -> bool:
+    """Whether a checkpoint that had a marker has none any more: an attempt prunes, too."""
+    from kettle.checkpoint.layout import MARKER
+
+    had_marker = any(f.name == seen.name and f.has_marker for f in run.listing.folders)
+    with reading(seen.uri):
+        run.filesystem.invalidate_cache()
+        return had_marker and not run.filesystem.exists(f"{run.prefix}/{seen.name}/{MARKER}")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from kettle.config import RunConfig
 
 _LIBRARIES = ("torch", "transformers", "fsspec", "s3fs", "gcsfs")
-_PATIENCE_S = 20.0
-"""A store that doesn't answer is given up after half of it; by default that takes minutes."""
 
 
 def doctor(
@@ -138,16 +136,18 @@ def _devices(wanted: Literal["auto", "cpu", "cuda"]) -> "Finding":
 
 
 def _store(uri: str) -> "Iterator[Finding]":
-    from kettle.checkpoint.filesystem import bound_retries, open_store
+    from kettle.checkpoint.filesystem import open_store
     from kettle.checkpoint.probe import Finding, probe_store
     from kettle.errors import CheckpointError
 
-    use_stores()
-    if uri.startswith("s3:"):
-        bound_retries(_PATIENCE_S)
+    use_stores(uri, patience_s=40.0)
     try:
         filesystem, root = open_store(uri)
     except CheckpointError as error:
         yield Finding(about="store", state="problem", text=str(error))
+        return
+    if uri.startswith("memory:"):
+        text = f"{uri} is gone when a process ends; name a folder, or a URI of a store that lasts"
+        yield Finding(about="store", state="problem", text=text)
         return
     yield from probe_store(filesystem, root, uri=uri)

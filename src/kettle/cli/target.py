@@ -66,7 +66,6 @@ def find(name: str, overrides: Sequence[str] | None = None) -> Target:
     from kettle.errors import CheckpointError
     from kettle.identity import checkpoint_prefix
 
-    use_stores()
     config, checkpoint = None, None
     if is_run_file(name):
         run = load(Path(name), overrides or [])
@@ -78,6 +77,7 @@ def find(name: str, overrides: Sequence[str] | None = None) -> Target:
         above, _, last = uri.rpartition("/")
         if place_of(last) is not None:
             uri, checkpoint = above, last
+    use_stores(uri)
     try:
         filesystem, prefix = open_store(uri)
     except CheckpointError as error:
@@ -98,12 +98,19 @@ def refuse_overrides(name: str, overrides: Sequence[str] | None) -> None:
         )
 
 
-def use_stores() -> None:
-    """Go to the store that the environment names."""
-    from kettle.checkpoint.filesystem import use_endpoint
+def use_stores(name: str, *, patience_s: float = 120.0) -> None:
+    """Go to the store that the environment names.
+
+    Args:
+        patience_s: one that doesn't answer is given up after half of it; by default that takes
+            minutes.
+    """
+    from kettle.checkpoint.filesystem import bound_retries, use_endpoint
 
     if endpoint := deployment_facts().s3_endpoint:
         use_endpoint(endpoint)
+    if name.startswith("s3:"):
+        bound_retries(patience_s)
 
 
 def look_at(target: Target) -> "Run":
