@@ -153,6 +153,15 @@ def test_bfloat16_says_how_much_the_logits_change(
     assert line.endswith(f"bfloat16: {(rounded - exact).abs().max().item():.4g}")
 
 
+def test_export_with_json_is_one_document(
+    checkpoint: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(checkpoint, out, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["files"] == ["model.safetensors"]
+    assert (document["dtype"], document["largest_logit_difference"]) == ("float32", None)
+
+
 def test_float32_has_no_difference_to_tell(
     checkpoint: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

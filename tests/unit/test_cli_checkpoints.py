@@ -383,6 +383,15 @@ def test_release_takes_a_checkpoint_out_of_quarantine(
     assert listed(saved.uri, capsys)["resumes_from"]["step"] == 4
 
 
+def test_release_with_json_is_one_document(
+    saved: SavedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved.quarantine("step-00000004-g0001-first")
+    uri = f"{saved.uri}/step-00000004-g0001-first"
+    assert run(["checkpoints", "release", uri, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"checkpoint_uri": uri, "released": True}
+
+
 def test_release_leaves_the_run_to_the_attempt_that_holds_it(saved: SavedRun) -> None:
     saved.quarantine("step-00000004-g0001-first")
     run(["checkpoints", "release", f"{saved.uri}/step-00000004-g0001-first"])

@@ -1,3 +1,4 @@
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -247,3 +248,21 @@ def test_one_checkpoint_can_not_be_pruned(
 
 def test_keeping_none_is_wrong_usage(saved: SavedRun) -> None:
     assert prune(saved, "--keep", "0", "--yes") == 2
+
+
+def test_json_is_one_document_and_the_words_go_to_stderr(
+    saved: SavedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(saved, "--keep", "2", "--yes", "--json") == 0
+    told = capsys.readouterr()
+    document = json.loads(told.out)
+    assert document["deleted"] == [folder(4), folder(2)]
+    assert document["freed_bytes"] > 0
+    assert "kept" in told.err
+
+
+def test_json_of_a_prune_without_anything_to_delete_says_so(
+    saved: SavedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(saved, "--keep", "9", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["deleted"] == []

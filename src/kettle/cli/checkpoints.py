@@ -143,7 +143,7 @@ def check(
 
 
 @checkpoints.command()
-def release(checkpoint: CheckpointName) -> None:
+def release(checkpoint: CheckpointName, *, as_json: AsJson = False) -> None:
     """Take a checkpoint out of quarantine, so that attempts may resume from it again.
 
     Whatever made attempts crash should be removed before. The next attempt looks for the newest
@@ -155,6 +155,7 @@ def release(checkpoint: CheckpointName) -> None:
     from kettle.checkpoint.filesystem import store_faults
     from kettle.checkpoint.log import note
     from kettle.cli.listing import verdict_words
+    from kettle.cli.render import show_json
     from kettle.errors import CheckpointError, KettleError
 
     run, seen = find_checkpoint(checkpoint)
@@ -169,6 +170,9 @@ def release(checkpoint: CheckpointName) -> None:
         raise CheckpointError(
             f"can't write into the log of {run.uri}: {error}; give this process access"
         ) from error
+    if as_json:
+        show_json({"checkpoint_uri": seen.uri, "released": True})
+        return
     typer.echo(f"released {seen.name}; the next attempt may resume from it")
 
 

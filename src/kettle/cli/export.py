@@ -2,11 +2,13 @@
 
 # ruff: noqa: PLC0415 - torch takes seconds to import, and only this command's body needs it
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from kettle.cli.config import AsJson
 from kettle.cli.target import CheckpointName, find_checkpoint
 from kettle.errors import CheckpointError, KettleError, UsageError
 
@@ -21,6 +23,7 @@ def export(
         Literal["float32", "bfloat16"],
         typer.Option(help="float32: the bits that were trained. bfloat16: rounded, half the size."),
     ] = "float32",
+    as_json: AsJson = False,
 ) -> None:
     """Write the model as a Hugging Face folder: config.json and safetensors.
 
@@ -32,7 +35,7 @@ def export(
     """
     from kettle.cli.listing import size_words, verdict_words
     from kettle.cli.progress import transfer
-    from kettle.cli.render import say
+    from kettle.cli.render import say, show_json
 
     run, seen = find_checkpoint(checkpoint)
     marker = seen.marker
@@ -61,6 +64,10 @@ def export(
         raise CheckpointError(
             f"can't export {seen.uri} to {out}: {error}; nothing was left there"
         ) from error
+    if as_json:
+        document = {"checkpoint_uri": seen.uri, "run_id": marker.run_id, "step": seen.step}
+        show_json(document | {"out": str(out), "dtype": dtype} | asdict(written))
+        return
     typer.echo(
         f"wrote step {seen.step} of {marker.run_id} to {out}: {written.parameters} parameters as "
         f"{dtype}, {size_words(written.size_bytes)} in {len(written.files)} file"

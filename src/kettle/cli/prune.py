@@ -5,18 +5,20 @@
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kettle.cli.config import AsJson
 from kettle.cli.launch import Overrides
+from kettle.cli.render import say, show_json
 from kettle.cli.target import Target, TargetName, find, look_at, reading
 from kettle.config import CheckpointConfig
 from kettle.errors import CheckpointError, KettleError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kettle.checkpoint.catalog import Folder
     from kettle.checkpoint.retention import Policy, Sorted
@@ -30,6 +32,15 @@ class _Rules:
     policies: "Sequence[Policy]"
     debris_hours: float
     quarantined_too: bool
+
+
+@dataclass(frozen=True)
+class _Deleted:
+    """What is gone. Printed by `--json`."""
+
+    uri: str
+    deleted: tuple[str, ...] = ()
+    freed_bytes: int = 0
 
 
 def prune(
@@ -64,6 +75,7 @@ def prune(
         bool, typer.Option("--quarantined", help="Delete what is in quarantine, too.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """Delete checkpoints that aren't kept, unfinished saves, and what is damaged or left behind.
@@ -86,19 +98,23 @@ def prune(
         quarantined=quarantined,
     )
     run = look_at(found)
-    shown = _say_plan(*_plan(run, found, rules), rules)
+    # With --json stdout is one document, so the words go to stderr.
+    tell = say if as_json else typer.echo
+    shown = _say_plan(*_plan(run, found, rules), rules, tell=tell)
     if not shown:
-        typer.echo("nothing to delete")
+        tell("nothing to delete")
+        _report(_Deleted(found.uri), as_json=as_json)
         return
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError("nothing was deleted; add --yes to delete this without a question")
         if not typer.confirm("delete these?", err=True):
-            typer.echo("nothing was deleted")
+            tell("nothing was deleted")
+            _report(_Deleted(found.uri), as_json=as_json)
             return
     try:
         # Looked at anew: an attempt may have begun or saved since the question.
-        _delete(look_at(found), found, rules, among=shown)
+        deleted, faults = _delete(look_at(found), found, rules, among=shown)
     except KettleError:
         raise
     except OSError as error:
@@ -106,6 +122,18 @@ def prune(
             f"could not delete everything below {found.uri}: {error}; what is half deleted has no "
             "marker any more, so prune again"
         ) from error
+    tell(f"deleted {len(deleted.deleted)}, {deleted.freed_bytes} bytes")
+    _report(deleted, as_json=as_json)
+    if faults is not None:
+        raise CheckpointError(
+            f"no checkpoint that stays is whole, so nothing committed was deleted\n{faults}"
+            "  keep others with --keep, or let the run save first"
+        )
+
+
+def _report(deleted: _Deleted, *, as_json: bool) -> None:
+    if as_json:
+        show_json(asdict(deleted))
 
 
 def _rules(
@@ -159,8 +187,10 @@ def _plan(run: "Run", target: Target, rules: _Rules) -> "tuple[Survey, Sorted]":
     return seen, found
 
 
-def _say_plan(seen: "Survey", found: "Sorted", rules: _Rules) -> set[str]:
-    """Print what goes and what stays, and return the names and paths of what goes."""
+def _say_plan(
+    seen: "Survey", found: "Sorted", rules: _Rules, *, tell: "Callable[[str], None]"
+) -> set[str]:
+    """Tell what goes and what stays, and return the names and paths of what goes."""
     from kettle.cli.listing import columns, size_words, verdict_words
 
     keep = {folder.name for folder in found.keep}
@@ -179,10 +209,10 @@ def _say_plan(seen: "Survey", found: "Sorted", rules: _Rules) -> set[str]:
         for path in found.partials
     ]
     if rows:
-        typer.echo("\n".join(columns(rows, right={2})))
+        tell("\n".join(columns(rows, right={2})))
     if doomed:
         freed = sum(sum(folder.sizes_bytes.values()) for folder in doomed.values())
-        typer.echo(f"frees {size_words(freed)} ({freed} bytes)")
+        tell(f"frees {size_words(freed)} ({freed} bytes)")
     return {*doomed, *found.partials}
 
 
@@ -196,7 +226,10 @@ def _others(found: "Sorted") -> "list[Folder]":
     return [*found.damaged, *found.debris]
 
 
-def _delete(run: "Run", target: Target, rules: _Rules, *, among: set[str]) -> None:
+def _delete(
+    run: "Run", target: Target, rules: _Rules, *, among: set[str]
+) -> tuple[_Deleted, str | None]:
+    """What was deleted, and what is wrong with those that stay, if none of them is whole."""
     from kettle.checkpoint.filesystem import store_faults
     from kettle.checkpoint.protocol import delete
 
@@ -214,12 +247,7 @@ def _delete(run: "Run", target: Target, rules: _Rules, *, among: set[str]) -> No
                 with suppress(FileNotFoundError):
                     run.filesystem.rm_file(path)
     freed = sum(sum(folder.sizes_bytes.values()) for folder in doomed)
-    typer.echo(f"deleted {len(doomed)}, {freed} bytes")
-    if faults is not None:
-        raise CheckpointError(
-            f"no checkpoint that stays is whole, so nothing committed was deleted\n{faults}"
-            "  keep others with --keep, or let the run save first"
-        )
+    return _Deleted(target.uri, tuple(folder.name for folder in doomed), freed), faults
 
 
 def _faults_if_none_is_whole(run: "Run", seen: "Survey", found: "Sorted") -> str | None:
