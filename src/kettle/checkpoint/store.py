@@ -7,18 +7,17 @@ the lease and talks to the log; the others are told.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
-import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from kettle.checkpoint.background import BackgroundSave
 from kettle.checkpoint.digest import Expected
 from kettle.checkpoint.events import Ended
+from kettle.checkpoint.facts import Found, Identity, Parts, PassedOver, Saved, TakenOver
 from kettle.checkpoint.faults import cause_of, save_error, words
 from kettle.checkpoint.filesystem import free_bytes, open_store, store_faults
 from kettle.checkpoint.layout import checkpoint_name, is_own_object, join, place_of
@@ -50,79 +49,6 @@ from kettle.identity import library_versions
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class Stateful(Protocol):
-    """A part of a run, with tensors only."""
-
-    def state_dict(self) -> Mapping[str, torch.Tensor]:
-        """The state at the last step boundary."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over the state of a checkpoint."""
-        ...
-
-
-Parts: TypeAlias = Mapping[str, Stateful]
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a checkpoint says of its run and its writer."""
-
-    run_id: str
-    fingerprint: str
-    attempt_id: str
-    experiment: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that this attempt committed.
-
-    Attributes:
-        save_ms: from the start of the save until the marker was durable.
-        blocked_ms: how long training stood still for it.
-    """
-
-    step: int
-    uri: str
-    save_ms: float
-    blocked_ms: float
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class TakenOver:
-    """What a claim of the run has found.
-
-    Attributes:
-        conditional_writes: whether the store refuses to create what exists.
-        free_bytes: how much still fits into it, where it says so.
-    """
-
-    generation: int
-    conditional_writes: Literal["enforced", "not_enforced"]
-    free_bytes: int | None
-
-
-@dataclass(frozen=True)
-class PassedOver:
-    """A checkpoint that was not restored, and why."""
-
-    uri: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Found:
-    """The newest checkpoint that is whole, if there is one, and the newer ones that are not."""
-
-    uri: str | None
-    step: int | None
-    versions: Mapping[str, str]
-    skipped: tuple[PassedOver, ...]
 
 
 class CheckpointStore:

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Literal
 
+from kettle.checkpoint.facts import Identity
 from kettle.checkpoint.filesystem import absolute
 from kettle.checkpoint.retention import Policy, every, latest
 from kettle.checkpoint.schedule import SaveSchedule
-from kettle.checkpoint.store import CheckpointStore, Identity
+from kettle.checkpoint.store import CheckpointStore
 from kettle.config import CheckpointConfig, RunConfig
 from kettle.data.loader import Dataset, MicroBatches
 from kettle.data.order import order_of

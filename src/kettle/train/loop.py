@@ -9,7 +9,7 @@ from typing import Literal
 
 import psutil
 
-from kettle.checkpoint.store import TakenOver
+from kettle.checkpoint.facts import TakenOver
 from kettle.exits import ExitCode
 from kettle.grace import GraceBudget
 from kettle.identity import library_versions

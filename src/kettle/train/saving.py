@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from typing import Literal
 
-from kettle.checkpoint.store import Saved, TakenOver
+from kettle.checkpoint.facts import Saved, TakenOver
 from kettle.distributed import told_by_first
 from kettle.errors import SaveError
 from kettle.grace import GraceBudget
