@@ -30,6 +30,7 @@ from background import ALONE, BESIDE, WAITED, Blocking, blocked_arms
 from kettle.checkpoint.digest import DigestStream, Expected
 from kettle.checkpoint.durable import DurableLocalFileSystem
 from kettle.checkpoint.reader import CheckpointReader
+from kettle.checkpoint.verified import Verify
 from kettle.checkpoint.windows import memory_of
 from kettle.checkpoint.writer import CheckpointWriter
 from kettle.identity import library_versions
@@ -41,6 +42,7 @@ RESULTS = Path(__file__).parent / "results"
 SAVE_TARGETS = {1: 1.2, 2: 1.0}
 COLD_LOAD_TARGETS = {1: 0.80, 2: 0.80}
 WARM_LOAD_TARGETS: dict[int, float | None] = {1: 0.65, 2: None}
+VERIFICATION_TARGET = 0.10
 BLOCKED_TARGET = 0.10
 MEMORY_TARGET = 0.25
 
@@ -48,6 +50,7 @@ LARGE, SMALL = 48, 96
 GULP = 8 << 20
 
 RAW, KETTLE, STOCK = "raw", "kettle", "stock DCP"
+UNVERIFIED = "kettle, sizes only"
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,8 @@ def measure_loads(plan: Plan) -> Iterator[Row]:
         yield _speed("cold load", cold, KETTLE, world_size, COLD_LOAD_TARGETS[world_size])
         yield _speed("warm load", warm, KETTLE, world_size, WARM_LOAD_TARGETS[world_size])
         yield _speed("warm load", warm, STOCK, world_size, None)
+        yield _verification("cold load", cold, world_size)
+        yield _verification("warm load", warm, world_size)
         yield from _shares("warm load", shares, world_size)
         yield _memory("load", peak, world_size)
 
@@ -254,8 +259,10 @@ def load_arms(plan: Plan) -> tuple[Samples, Samples, dict[str, list[float]], flo
         memories = _memories(state)
         data = f"{folder}/__{rank}_0.distcp"
 
-        def load() -> None:
-            reader = CheckpointReader(DurableLocalFileSystem(), folder, objects=told[0], uri=folder)
+        def load(verify: Verify = "digests") -> None:
+            reader = CheckpointReader(
+                DurableLocalFileSystem(), folder, objects=told[0], uri=folder, verify=verify
+            )
             dcp.load(dict(state), storage_reader=reader)
 
         peak = _peak_above(load) / sum(map(len, memories))
@@ -264,7 +271,7 @@ def load_arms(plan: Plan) -> tuple[Samples, Samples, dict[str, list[float]], flo
             KETTLE: load,
         }
         cold = interleave(
-            arms,
+            arms | {UNVERIFIED: lambda: load("sizes")},
             repetitions=plan.repetitions,
             warmup=1,
             meet=_alternately(lambda: _drop_cache(data)),
@@ -272,7 +279,10 @@ def load_arms(plan: Plan) -> tuple[Samples, Samples, dict[str, list[float]], flo
         )
         warm = interleave(
             arms
-            | {STOCK: lambda: dcp.load(dict(state), storage_reader=dcp.FileSystemReader(stock))},
+            | {
+                UNVERIFIED: lambda: load("sizes"),
+                STOCK: lambda: dcp.load(dict(state), storage_reader=dcp.FileSystemReader(stock)),
+            },
             repetitions=plan.repetitions,
             warmup=2,
             meet=dist.barrier,
@@ -470,6 +480,23 @@ def _speed(section: str, samples: Samples, name: str, world_size: int, target: f
         bound="at least",
         target=target,
         repetitions=len(speeds),
+        ms={arm: spread([1e3 * second for second in times[arm]]) for arm in times},
+    )
+
+
+def _verification(section: str, samples: Samples, world_size: int) -> Row:
+    """How much of a load's time the comparison with digests takes."""
+    times = {arm: [sample.wall_s for sample in samples[arm]] for arm in (KETTLE, UNVERIFIED)}
+    costs = [1 - bare / own for own, bare in zip(times[KETTLE], times[UNVERIFIED], strict=True)]
+    return Row(
+        section=section,
+        world_size=world_size,
+        what="verification, share of the time",
+        figure=spread(costs),
+        worst=max(costs),
+        bound="at most",
+        target=VERIFICATION_TARGET,
+        repetitions=len(costs),
         ms={arm: spread([1e3 * second for second in times[arm]]) for arm in times},
     )
 

@@ -201,6 +201,13 @@ def missing_metadata(newer: Path) -> None:
     (newer / "metadata.json").unlink()
 
 
+def flipped_bit(newer: Path) -> None:
+    shard = next(newer.glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+
 TEARS = [
     without_marker,
     empty_marker,
@@ -208,6 +215,7 @@ TEARS = [
     truncated_shard,
     missing_shard,
     missing_metadata,
+    flipped_bit,
 ]
 
 
@@ -221,6 +229,14 @@ def test_resume_falls_back_past_a_torn_write(tmp_path: Path, tear: Callable[[Pat
     assert compared(reference, resumed).identical
 
 
+def test_flipped_bit_is_noticed_unless_only_sizes_are_compared(tmp_path: Path) -> None:
+    _, newer = saved_twice(tmp_path)
+    flipped_bit(newer)
+    only_sizes = tiny(tmp_path, checkpoint__verify="sizes")
+    assert alone(only_sizes, noise(), name="after", stop=StopAt(6)).resumed_from == 5
+    assert alone(tiny(tmp_path), noise(), name="later").resumed_from == 3
+
+
 @pytest.mark.parametrize("tear", TEARS[1:])
 def test_torn_checkpoint_is_reported_with_its_reason(
     tmp_path: Path, tear: Callable[[Path], None]
@@ -230,7 +246,12 @@ def test_torn_checkpoint_is_reported_with_its_reason(
     resumed = alone(tiny(tmp_path), noise(), name="after")
     (skipped,) = resumed.of(CheckpointSkipped)
     assert skipped.checkpoint_uri == str(newer)
-    assert "marker" in skipped.reason or "bytes" in skipped.reason or "missing" in skipped.reason
+    assert (
+        "marker" in skipped.reason
+        or "bytes" in skipped.reason
+        or "missing" in skipped.reason
+        or "damaged" in skipped.reason
+    )
 
 
 def test_debris_of_a_killed_save_is_not_part_of_the_next_one(tmp_path: Path) -> None:

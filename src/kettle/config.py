@@ -190,6 +190,11 @@ class CheckpointConfig(Section):
     keep_every: PositiveInt | None = Field(
         default=None, description="Keep those of every this many steps as well, for good."
     )
+    verify: Literal["digests", "sizes"] = Field(
+        default="digests",
+        description="What a restore compares with the marker: every byte that it reads, or sizes "
+        "alone.",
+    )
     debris_hours: NonNegativeFloat = Field(
         default=1.0,
         description="How long nothing was written to what a killed save has left before it is "

@@ -91,7 +91,9 @@ CONTENT = bytes(range(256)) * (12 * MIB // 256) + b"and an end"
 
 def file_of(content: bytes, folder: Path) -> VerifiedFile:
     (folder / "file").write_bytes(content)
-    return VerifiedFile(Recording(), f"{folder}/file", digest_of(CONTENT), "the-checkpoint")
+    return VerifiedFile(
+        Recording(), f"{folder}/file", digest_of(CONTENT), "the-checkpoint", "digests"
+    )
 
 
 @given(

@@ -17,7 +17,7 @@ from torch.futures import Future
 
 from kettle.checkpoint.digest import BLOCK_BYTES, Expected, digest_of
 from kettle.checkpoint.format import METADATA, Contents, StoredChunk, decode, not_a_tensor
-from kettle.checkpoint.verified import Range, VerifiedFile, read_verified
+from kettle.checkpoint.verified import Range, VerifiedFile, Verify, read_verified
 from kettle.checkpoint.windows import (
     WINDOW_BYTES,
     Window,
@@ -35,6 +35,7 @@ class CheckpointReader(StorageReader):
     Args:
         objects: what every object of the checkpoint must be, from its marker.
         uri: the checkpoint, as a message names it.
+        verify: "sizes" compares no digests but that of the metadata.
 
     Loading raises, inside of torch's CheckpointException and on all ranks:
         TornCheckpointError: an object is missing or not what it must be. Targets may hold a mixture
@@ -50,12 +51,14 @@ class CheckpointReader(StorageReader):
         *,
         objects: Mapping[str, Expected],
         uri: str,
+        verify: Verify = "digests",
     ) -> None:
         super().__init__()
         self._filesystem = filesystem
         self._folder = folder.rstrip("/")
         self._objects = objects
         self._uri = uri
+        self._verify = verify
         self._contents = Contents(files={}, chunks={})
 
     def reset(self, checkpoint_id: object = None) -> None:  # noqa: ARG002 - the folder is fixed
@@ -108,6 +111,7 @@ class CheckpointReader(StorageReader):
                 path=f"{self._folder}/{name}",
                 digest=self._contents.files[name],
                 uri=self._uri,
+                verify=self._verify,
             )
             read_verified(file, ranges[name])
         for item, target in targets:

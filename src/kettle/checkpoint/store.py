@@ -36,6 +36,7 @@ from kettle.checkpoint.protocol import (
 from kettle.checkpoint.pruner import Pruner
 from kettle.checkpoint.reader import CheckpointReader
 from kettle.checkpoint.retention import Policy
+from kettle.checkpoint.verified import Verify
 from kettle.checkpoint.writer import CheckpointWriter
 from kettle.distributed import Ranks, gather_texts, told_by_first
 from kettle.errors import (
@@ -59,6 +60,7 @@ class CheckpointStore:
         ranks: who saves and loads together.
         policies: what retention keeps.
         debris_age_s: how old uncommitted leftovers must be to be deleted.
+        verify: what a restore compares.
     """
 
     def __init__(
@@ -69,11 +71,13 @@ class CheckpointStore:
         ranks: Ranks,
         policies: Sequence[Policy],
         debris_age_s: float,
+        verify: Verify = "digests",
     ) -> None:
         self.uri = uri
         self._filesystem, self._prefix = open_store(uri)
         self._identity = identity
         self._ranks = ranks
+        self._verify: Verify = verify
         self._lease: Lease | None = None
         self._generation = 0
         self._last_save_s: float | None = None
@@ -111,9 +115,9 @@ class CheckpointStore:
     def restore(self, parts: Parts) -> Found:
         """Restore every part from the newest checkpoint that is whole; collective.
 
-        Every byte that is read is compared with its digest. A checkpoint that doesn't hold is
-        passed over on all ranks alike, and the next one overwrites whatever it has left in the
-        parts.
+        Every byte that is read is compared with its digest, unless `verify` says otherwise. A
+        checkpoint that doesn't hold is passed over on all ranks alike, and the next one overwrites
+        whatever it has left in the parts.
 
         Raises:
             NoCheckpointError: the run has committed before, and nothing of that holds.
@@ -129,7 +133,8 @@ class CheckpointStore:
         passed_over = tuple(PassedOver(join(self.uri, s.name), s.reason) for s in skipped)
         if restored is None:
             return Found(uri=None, step=None, versions={}, skipped=passed_over)
-        self._pruner.verified.add(restored.name)
+        if self._verify == "digests":
+            self._pruner.verified.add(restored.name)
         return Found(
             uri=join(self.uri, restored.name),
             step=restored.marker.step,
@@ -274,6 +279,7 @@ class CheckpointStore:
             join(self._prefix, candidate.name),
             objects=candidate.marker.objects,
             uri=uri,
+            verify=self._verify,
         )
         try:
             dcp.load(

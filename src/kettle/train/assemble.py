@@ -120,6 +120,7 @@ def assemble(
             ranks=ranks,
             policies=retention(config.checkpoint),
             debris_age_s=config.checkpoint.debris_hours * 3600,
+            verify=config.checkpoint.verify,
         ),
         schedule=SaveSchedule(every=config.checkpoint.every, total_steps=experiment.total_steps),
         stop=stop,
