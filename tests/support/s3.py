@@ -52,13 +52,15 @@ class WireFault:
     """What happens to some requests between client and server.
 
     Attributes:
-        inside: what the request, its method included, must contain.
+        method: how the request must begin.
+        inside: what it must contain.
         count: how many of them it happens to.
         kind: "503", "reset" (the connection is cut off), "silence" (no answer for a long time) or
             "lost" (it is done, and the connection is cut off before the answer).
         seen: how many it has happened to.
     """
 
+    method: str
     inside: str
     count: int
     kind: Literal["503", "reset", "silence", "lost"]
@@ -69,7 +71,9 @@ class WireFault:
     def answer(
         self, request: str, environ: dict[str, Any], start_response: Any
     ) -> Iterable[bytes] | None:
-        if self.inside not in request or self.seen >= self.count:
+        if not request.startswith(self.method) or self.inside not in request:
+            return None
+        if self.seen >= self.count:
             return None
         self.seen += 1
         if self.kind == "503":

@@ -14,7 +14,7 @@ from kettle.checkpoint.durable import DurableLocalFileSystem
 from kettle.errors import CheckpointError, KettleError, UsageError
 
 _CLIENTS = {"botocore", "aiobotocore", "aiohttp", "s3fs", "gcsfs", "google"}
-_CLIENT_TRIES = 4
+_CLIENT_TRIES = 5
 _WAITS_S = 2.0
 """How long s3fs sleeps between its tries, together."""
 
@@ -58,7 +58,20 @@ def open_store(uri: str) -> tuple[AbstractFileSystem, str]:
         ) from error
     if type(filesystem) is LocalFileSystem:
         filesystem = DurableLocalFileSystem()
+    elif "s3" in filesystem.protocol:
+        _send_bodies_at_once(filesystem)
     return filesystem, path
+
+
+def _send_bodies_at_once(filesystem: AbstractFileSystem) -> None:
+    """Don't let the S3 client ask with `Expect: 100-continue` before it sends a body.
+
+    Where the answer comes while it is about to wait for it, aiohttp (3.14) waits without its read
+    timeout from then on, so a server that falls silent holds a save for ever.
+    """
+    from botocore.handlers import add_expect_header  # noqa: PLC0415 - of the extra kettle[s3]
+
+    filesystem.s3.meta.events.unregister("before-call.s3", add_expect_header)
 
 
 def free_bytes(filesystem: AbstractFileSystem, path: str) -> int | None:

@@ -107,7 +107,7 @@ class Lease:
         generation: the number of the claim.
         enforced: whether the store refuses to create what exists. Where it doesn't, each entry is
             looked for before and read back after it is written, which leaves a window of one round
-            trip in which two writers don't see each other.
+            trip in which two writers don't see each other. The next entry of either ends that.
     """
 
     def __init__(
@@ -135,6 +135,8 @@ class Lease:
             OSError: the store can't be written to; the entry may be there all the same.
         """
         while True:
+            if not self.enforced:
+                self.tail = self.look()
             entry = _entry(event, tail=self.tail, attempt_id=self.attempt_id)
             if _create(self.filesystem, self.prefix, entry, enforced=self.enforced):
                 self.tail = Tail(number=entry.number, state=entry.state)
@@ -152,7 +154,9 @@ class Lease:
             SupersededError: a newer attempt has claimed the run.
             OSError: the store can't be read.
         """
-        tail = read_tail(self.filesystem, self.prefix, known=self.tail, at_least=at_least)
+        # Where creating overwrites, even this attempt's own last entry may be another's by now.
+        known = self.tail if self.enforced else None
+        tail = read_tail(self.filesystem, self.prefix, known=known, at_least=at_least)
         newest = tail.state
         # By name as well: a claim that a disk has lost no longer raises the generation.
         if (newest.generation, newest.attempt_id) != (self.generation, self.attempt_id):
