@@ -22,7 +22,7 @@ PROJECT := --constraint $(CONSTRAINTS) --no-build-isolation \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-dist test-gpu test-all lint format docs bench \
+.PHONY: help install demo test test-fast test-dist test-gpu test-all soak lint format docs bench \
 	reference constraints
 
 help: ## list the targets
@@ -75,6 +75,9 @@ test-gpu: install ## the tests that need a CUDA device
 
 test-all: install ## every test that this machine can run
 	$(PYTEST) $(ARGS)
+
+soak: install ## kill a short run at 200 random instants (about 8 minutes)
+	$(BIN)/python scripts/soak.py $(ARGS)
 
 lint: install ## ruff, formatting, mypy and the layers
 	$(BIN)/ruff check
