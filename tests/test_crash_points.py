@@ -322,3 +322,15 @@ def test_an_attempt_may_end_before_any_system_call(name: str, on_disk: Made) -> 
         death = DeathByCall(at)
         faults += checked(store, *death.live(store, act), where=str(death.seen[-1]))
     assert not faults
+
+
+@pytest.mark.parametrize("entry", [-1, -2, 0], ids=["newest", "before it", "oldest"])
+def test_a_flipped_bit_in_the_log_costs_no_checkpoint(entry: int) -> None:
+    left = lived_in()
+    path = sorted(path for path in left.objects if path.startswith(f"{PREFIX}/{LOG}/0"))[entry]
+    content = left.objects[path]
+    for bit in range(entry % 7, len(content) * 8, 7):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        attempt = Attempt(Drawer({**left.objects, path: bytes(flipped)}), PREFIX, "c")
+        assert attempt.start() == 4, bit

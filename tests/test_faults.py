@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 import pytest
@@ -32,9 +32,10 @@ from support.experiments import noise, tiny
 from support.faults import Careless, Down, Failing, Lossy, Slow, Stale
 from support.ranks import Ranks, on_ranks
 from support.s3 import CountingServer, WireFault, other_endpoint, s3_server
-from support.watched import Watcher, watched_by
+from support.watched import Operation, Watcher, watched_by
 
 Error = Callable[[], Exception]
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +267,32 @@ def test_checkpoint_whose_marker_failed_is_healed_by_the_next_attempt(
     after = resumed(root)
     assert after.of(CheckpointSkipped) == []
     assert (after.resumed_from, digest_of(after)) == (4, reference)
+
+
+class SecondMarkerFails(Watcher):
+    """And after that nothing more is written, once the test says so."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self._markers = Failing("overwrite", inside=MARKER, first=2)
+
+    def around(self, operation: Operation, act: Callable[[bytes], T]) -> T:
+        if self.is_full and operation.kind == "write":
+            raise faults.disk_is_full()
+        return self._markers.around(operation, act)
+
+
+@pytest.mark.xfail(strict=True, reason="the save that is tried again deletes what was granted")
+def test_checkpoint_whose_marker_failed_outlives_a_second_try_that_fails(root: str) -> None:
+    fails = SecondMarkerFails()
+
+    def stop(*, step: int, micro_batch: int) -> float | None:
+        fails.is_full = fails.is_full or step == 7
+        return StopAt(7)(step=step, micro_batch=micro_batch)
+
+    told = run(root, fails, stop=stop)
+    assert told.exit_code == ExitCode.NOT_SAVED
+    assert resumed(root).resumed_from == 6
 
 
 # What is kept is not what was written.
