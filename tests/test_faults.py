@@ -216,6 +216,16 @@ def test_store_that_cannot_be_claimed_ends_the_attempt(root: str) -> None:
         run(root, Failing("create", faults.no_access))
 
 
+@pytest.mark.xfail(strict=True, reason="a store that is down counts as a crash from a checkpoint")
+def test_store_that_cannot_be_read_for_a_while_costs_no_checkpoint(root: str) -> None:
+    resumed(root, name="first", stop=StopAt(7))
+    for name in ("second", "third", "fourth", "fifth"):
+        with pytest.raises(CheckpointError, match="can't load"):
+            run(root, Failing("read", faults.slow_down, inside="__0_0", count=99), name=name)
+    last = resumed(root, name="last")
+    assert (last.resumed_from, last.of(CheckpointSkipped)) == (6, [])
+
+
 # An eviction.
 
 
