@@ -16,12 +16,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from kettle.checkpoint.catalog import look
 from kettle.checkpoint.digest import verify_object
 from kettle.checkpoint.events import Committed
+from kettle.checkpoint.facts import Identity
 from kettle.checkpoint.layout import MARKER, checkpoint_name, place_of
 from kettle.checkpoint.log import Lease, Tail, claim, read_tail
 from kettle.checkpoint.marker import Marker, read_marker
 from kettle.checkpoint.protocol import write_objects
 from kettle.checkpoint.retention import latest
-from kettle.checkpoint.store import CheckpointStore, Identity
+from kettle.checkpoint.store import CheckpointStore
 from kettle.distributed import Ranks, process_group
 from kettle.errors import TornCheckpointError
 from support.drawer import Drawer
