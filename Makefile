@@ -76,7 +76,7 @@ test-gpu: install ## the tests that need a CUDA device
 test-all: install ## every test that this machine can run
 	$(PYTEST) $(ARGS)
 
-soak: install ## kill a short run at 200 random instants (about 8 minutes)
+soak: install ## kill a short run at 200 random instants (about 5 minutes)
 	$(BIN)/python scripts/soak.py $(ARGS)
 
 lint: install ## ruff, formatting, mypy and the layers
