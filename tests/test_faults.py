@@ -124,8 +124,10 @@ FAILURES: dict[str, Callable[[], Failing]] = {
 }
 
 
-@pytest.mark.parametrize("periodic", ["sync", "async"])
-@pytest.mark.parametrize("name", FAILURES)
+WAYS = [(name, "sync") for name in FAILURES] + [(name, "async") for name in ("write", "marker")]
+
+
+@pytest.mark.parametrize(("name", "periodic"), WAYS)
 def test_periodic_save_that_fails_is_an_alarm_and_training_goes_on(
     root: str, reference: str, name: str, periodic: str
 ) -> None:
@@ -216,7 +218,6 @@ def test_store_that_cannot_be_claimed_ends_the_attempt(root: str) -> None:
         run(root, Failing("create", faults.no_access))
 
 
-@pytest.mark.xfail(strict=True, reason="a store that is down counts as a crash from a checkpoint")
 def test_store_that_cannot_be_read_for_a_while_costs_no_checkpoint(root: str) -> None:
     resumed(root, name="first", stop=StopAt(7))
     for name in ("second", "third", "fourth", "fifth"):
@@ -292,7 +293,6 @@ class SecondMarkerFails(Watcher):
         return self._markers.around(operation, act)
 
 
-@pytest.mark.xfail(strict=True, reason="the save that is tried again deletes what was granted")
 def test_checkpoint_whose_marker_failed_outlives_a_second_try_that_fails(root: str) -> None:
     fails = SecondMarkerFails()
 
