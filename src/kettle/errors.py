@@ -7,6 +7,7 @@
     ├── CheckpointError         exit 1   a checkpoint can't be written or restored
     │   ├── TornCheckpointError exit 1   it has no marker, or its content does not hold
     │   ├── SaveError           exit 74  a checkpoint could not be written; training can go on
+    │   ├── StoreError          exit 74  the store can't be read, or can't be written to at all
     │   ├── NoCheckpointError   exit 3   checkpoints were committed and none of them is usable
     │   └── SupersededError     exit 4   a newer attempt has taken the run over
     ├── EvidenceError           exit 2   logs or checkpoints given to a verdict can't be read
@@ -51,6 +52,12 @@ class TornCheckpointError(CheckpointError):
 
 class SaveError(CheckpointError):
     """A checkpoint could not be written; what was saved before is untouched."""
+
+    exit_code = ExitCode.NOT_SAVED
+
+
+class StoreError(CheckpointError):
+    """The store fails. That says nothing about the checkpoints in it."""
 
     exit_code = ExitCode.NOT_SAVED
 

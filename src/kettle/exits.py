@@ -32,8 +32,9 @@ class ExitCode(IntEnum):
     the newer attempt's to take; nothing is lost but the time since the last checkpoint."""
 
     NOT_SAVED = os.EX_IOERR
-    """74. The attempt ended, evicted or complete, and its last steps could not be saved. Started
-    again, it goes on from the newest checkpoint, if there is one, and takes those steps again."""
+    """74. The store failed: the last steps could not be saved, or nothing could be read. Started
+    again once the store works, the run goes on from the newest checkpoint, if there is one, and
+    takes the steps after it again."""
 
     PREEMPTED = os.EX_TEMPFAIL
     """75. The run was evicted, and every step that it took is in a checkpoint: start it again."""

@@ -2,11 +2,13 @@
 
 import errno
 
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint.api import CheckpointException
 
 from kettle.checkpoint.filesystem import is_store_fault
 from kettle.checkpoint.writer import SaveCancelledError
-from kettle.errors import CheckpointError, KettleError, SaveError
+from kettle.errors import CheckpointError, KettleError, SaveError, StoreError, TornCheckpointError
 
 
 def save_error(cause: BaseException, *, uri: str) -> KettleError:
@@ -21,6 +23,24 @@ def save_error(cause: BaseException, *, uri: str) -> KettleError:
     elif isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "make room, or lower checkpoint.keep; " + remedy
     return SaveError(f"can't save {uri}: {words(cause)}; {remedy}")
+
+
+def load_error(
+    cause: BaseException, *, filesystem: AbstractFileSystem, uri: str
+) -> CheckpointError:
+    """Why a load of `uri` failed: torn where the checkpoint is to blame, and not its store."""
+    if isinstance(cause, CheckpointError):
+        return cause
+    message = f"can't load {uri}: {words(cause)}"
+    if is_bad_sector(cause, filesystem=filesystem):
+        return TornCheckpointError(message)
+    return StoreError(message) if is_store_fault(cause) else CheckpointError(message)
+
+
+def is_bad_sector(cause: BaseException, *, filesystem: AbstractFileSystem) -> bool:
+    """Whether a local disk has lost what it held; object stores say EIO for anything."""
+    is_local = isinstance(filesystem, LocalFileSystem)
+    return is_local and isinstance(cause, OSError) and cause.errno == errno.EIO
 
 
 def cause_of(error: CheckpointException) -> BaseException:

@@ -7,6 +7,7 @@ the lease and talks to the log; the others are told.
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
@@ -18,7 +19,7 @@ from kettle.checkpoint.background import BackgroundSave
 from kettle.checkpoint.digest import Expected
 from kettle.checkpoint.events import Ended
 from kettle.checkpoint.facts import Found, Identity, Parts, PassedOver, Saved, TakenOver
-from kettle.checkpoint.faults import cause_of, save_error, words
+from kettle.checkpoint.faults import cause_of, load_error, save_error, words
 from kettle.checkpoint.filesystem import free_bytes, open_store, store_faults
 from kettle.checkpoint.layout import checkpoint_name, is_own_object, join, place_of
 from kettle.checkpoint.log import Lease, claim, note_failure
@@ -40,9 +41,9 @@ from kettle.checkpoint.verified import Verify
 from kettle.checkpoint.writer import CheckpointWriter
 from kettle.distributed import Ranks, gather_texts, told_by_first
 from kettle.errors import (
-    CheckpointError,
     KettleError,
     SaveError,
+    StoreError,
     SupersededError,
 )
 from kettle.identity import library_versions
@@ -80,6 +81,7 @@ class CheckpointStore:
         self._verify: Verify = verify
         self._lease: Lease | None = None
         self._generation = 0
+        self._tries: Counter[int] = Counter()
         self._last_save_s: float | None = None
         self._background: BackgroundSave[Saved] = BackgroundSave(ranks)
         self._pruner = Pruner(policies=policies, debris_age_s=debris_age_s)
@@ -89,7 +91,7 @@ class CheckpointStore:
 
         Raises:
             NoCheckpointError: attempts crash from the newest checkpoint, and from the one before.
-            CheckpointError: the store can't be read or written to.
+            StoreError: the store can't be read or written to.
         """
 
         def ask() -> TakenOver:
@@ -122,9 +124,11 @@ class CheckpointStore:
         Raises:
             NoCheckpointError: the run has committed before, and nothing of that holds.
             SupersededError: a newer attempt has claimed the run.
-            CheckpointError: the newest whole one belongs to another experiment or device, a key is
-                missing or foreign, or the store can't be read. Parts may then hold a mixture of
-                old and new: the process must not train on.
+            StoreError: the store can't be read.
+            CheckpointError: the newest whole one belongs to another experiment or device, or a key
+                is missing or foreign.
+
+        After an error parts may hold a mixture of old and new: the process must not train on.
         """
         restored, skipped = first_that_loads(
             self._candidates(), lambda candidate: self._load(candidate, parts)
@@ -151,7 +155,7 @@ class CheckpointStore:
         """
         assert self._background.step is None
         started = time.monotonic()
-        name = self._name(step)
+        name = self._new_name(step)
         writer = CheckpointWriter(self._filesystem, join(self._prefix, name))
         try:
             dcp.save(tensors_of(parts), storage_writer=writer, process_group=self._ranks.control)
@@ -171,7 +175,7 @@ class CheckpointStore:
         save may go on: `finish_background` has to be called in between.
         """
         started = time.monotonic()
-        name = self._name(step)
+        name = self._new_name(step)
         cancelled = threading.Event()
         writer = CheckpointWriter(self._filesystem, join(self._prefix, name), cancelled=cancelled)
 
@@ -289,10 +293,7 @@ class CheckpointStore:
                 process_group=self._ranks.control,
             )
         except CheckpointException as error:
-            cause = cause_of(error)
-            if isinstance(cause, CheckpointError):
-                raise cause from error
-            raise CheckpointError(f"can't load {uri}: {words(cause)}") from error
+            raise load_error(cause_of(error), filesystem=self._filesystem, uri=uri) from error
         for name, part in parts.items():
             part.load_state_dict(state[name])
 
@@ -355,10 +356,13 @@ class CheckpointStore:
         except (OSError, NotImplementedError):
             log.debug("left debris in %s", path)
 
-    def _name(self, step: int) -> str:
-        return checkpoint_name(
-            step, generation=self._generation, attempt_id=self._identity.attempt_id
-        )
+    def _new_name(self, step: int) -> str:
+        """A folder that no save has used: one that failed late may be granted all the same."""
+        self._tries[step] += 1
+        attempt_id = self._identity.attempt_id
+        if self._tries[step] > 1:
+            attempt_id += f"-try{self._tries[step]}"
+        return checkpoint_name(step, generation=self._generation, attempt_id=attempt_id)
 
     def _held(self) -> Lease:
         assert self._lease is not None
@@ -374,7 +378,7 @@ class CheckpointStore:
             except KettleError:
                 raise
             except OSError as error:
-                raise CheckpointError(
+                raise StoreError(
                     f"can't {doing} below {self.uri}: {words(error)}; give this process "
                     "access, or correct checkpoint.root"
                 ) from error
