@@ -12,26 +12,32 @@ from kettle.checkpoint.faults import load_error, save_error
 from kettle.checkpoint.writer import SaveCancelledError
 from kettle.errors import CheckpointError, KettleError, SaveError, StoreError, TornCheckpointError
 
+STORES: dict[str, type[AbstractFileSystem]] = {
+    "local": DurableLocalFileSystem,
+    "memory": MemoryFileSystem,
+}
+
 
 def os_error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
 @pytest.mark.parametrize(
-    ("filesystem", "cause", "expected"),
+    ("store", "cause", "expected"),
     [
-        (DurableLocalFileSystem(), os_error(errno.EIO), TornCheckpointError),
-        (MemoryFileSystem(), os_error(errno.EIO), StoreError),
-        (DurableLocalFileSystem(), os_error(errno.EACCES), StoreError),
-        (MemoryFileSystem(), TimeoutError("no answer"), StoreError),
-        (DurableLocalFileSystem(), RuntimeError("a bug"), CheckpointError),
-        (DurableLocalFileSystem(), TornCheckpointError("half"), TornCheckpointError),
+        ("local", os_error(errno.EIO), TornCheckpointError),
+        ("memory", os_error(errno.EIO), StoreError),
+        ("local", os_error(errno.EACCES), StoreError),
+        ("memory", TimeoutError("no answer"), StoreError),
+        ("local", RuntimeError("a bug"), CheckpointError),
+        ("local", TornCheckpointError("half"), TornCheckpointError),
     ],
     ids=lambda value: getattr(value, "__name__", repr(value)),
 )
 def test_load_blames_the_checkpoint_only_for_what_is_wrong_with_it(
-    filesystem: AbstractFileSystem, cause: Exception, expected: type[KettleError]
+    store: str, cause: Exception, expected: type[KettleError]
 ) -> None:
+    filesystem = STORES[store]()
     assert type(load_error(cause, filesystem=filesystem, uri="uri")) is expected
 
 
