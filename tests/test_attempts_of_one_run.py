@@ -4,16 +4,19 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from kettle.checkpoint.events import LogState, Released
+from kettle.checkpoint.facts import TakenOver
 from kettle.checkpoint.filesystem import open_store
 from kettle.checkpoint.layout import MARKER
 from kettle.checkpoint.log import claim, note, read_tail
+from kettle.checkpoint.store import CheckpointStore
 from kettle.distributed import process_group
 from kettle.errors import NoCheckpointError, SupersededError
-from kettle.records import CheckpointCommitted, CheckpointSkipped, RunCompleted, RunStarted
+from kettle.records import Alarm, CheckpointCommitted, CheckpointSkipped, RunCompleted, RunStarted
 from kettle.train.run import Run
 from support.attempts import Change, StopAt, Told, alone, attempt, compared
 from support.experiments import noise, tiny
@@ -227,3 +230,36 @@ def test_run_without_any_commit_begins_at_0_over_the_debris(tmp_path: Path) -> N
     debris.mkdir()
     (debris / "__0_0.distcp").write_bytes(b"half")
     assert alone(tiny(tmp_path), noise(), name="second").resumed_from is None
+
+
+# A store that is nearly full.
+
+
+@dataclasses.dataclass
+class NearlyFull:
+    """A store that has room for a few bytes, as far as it says."""
+
+    store: CheckpointStore
+
+    def take_over(self, **options: Any) -> TakenOver:
+        return dataclasses.replace(self.store.take_over(**options), free_bytes=100_000)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+def nearly_full(run: Run) -> Run:
+    return dataclasses.replace(run, store=cast("CheckpointStore", NearlyFull(run.store)))
+
+
+def test_store_with_little_space_is_an_alarm_before_the_first_save(tmp_path: Path) -> None:
+    told = alone(tiny(tmp_path), noise(), change=nearly_full)
+    kinds = [record.event for record in told.records]
+    assert kinds.index("alarm") < kinds.index("step")
+    (alarm,) = told.of(Alarm)
+    assert alarm.kind == "little_space"
+    assert "make room, or lower checkpoint.keep" in alarm.message
+
+
+def test_store_with_room_enough_is_no_alarm(tmp_path: Path) -> None:
+    assert not alone(tiny(tmp_path), noise()).of(Alarm)
