@@ -24,6 +24,7 @@ from kettle.distributed import Ranks, barrier, process_group
 from kettle.model.build import build_model
 from kettle.model.optim import lr_factor
 from kettle.records import Record
+from kettle.state.digest import weights_digest
 from kettle.train.assemble import assemble
 from kettle.train.loop import step_record
 from kettle.train.run import Run
@@ -37,7 +38,7 @@ Arm = Callable[[], object]
 _AT_ONCE = 20
 """Steps whose stop checks, or records, are timed together: alone they are too short."""
 
-PARTS = ("gradient norm", "AdamW", "loader", "random streams")
+PARTS = ("gradient norm", "AdamW", "loader", "random streams", "flight recorder")
 
 KETTLE, BARE, BARE_FUSED = "kettle", "bare", "bare, fused AdamW"
 
@@ -82,7 +83,7 @@ def extras(config: RunConfig, repetitions: int, title: str) -> Samples:
 
         def record() -> None:
             for _ in range(_AT_ONCE):
-                run.emit(step_record(run, 1, result, elapsed_s=1.0))
+                run.emit(step_record(run, 1, result, elapsed_s=1.0, weights=None))
 
         return {"step": kettle_steps(run), "stop checks": stop_checks, "record": record}
 
@@ -104,19 +105,25 @@ def parts(config: RunConfig, repetitions: int, title: str) -> Samples:
     def arms(ranks: Ranks, dataset: Dataset, sink: TextIO) -> dict[str, Arm]:
         run = _assembled(config, dataset, ranks=ranks, sink=sink)
         clocks = {name: _Clock() for name in PARTS}
-        norm, optimizer, loader, streams = clocks.values()
+        norm, optimizer, loader, streams, recorder = clocks.values()
         update = run.optimizer.step
         run = replace(run, norm=cast("Any", norm.timed(run.norm)))
         warnings.filterwarnings("ignore", message="Seems like `optimizer.step")
         run.optimizer.step = optimizer.timed(update)  # type: ignore[method-assign]
         run.batches.take = loader.timed(run.batches.take)  # type: ignore[method-assign]
         run.streams.of = streams.timed_context(run.streams.of)  # type: ignore[method-assign]
+        run.streams.lanes = recorder.timed(run.streams.lanes)  # type: ignore[method-assign]
         step = kettle_steps(run)
 
         def clocked() -> None:
             for clock in clocks.values():
                 clock.spent = Sample(0.0, 0.0)
             step()
+            of_weights = _Clock()
+            of_weights.timed(weights_digest)(run.parts["model"].state_dict(), ranks=ranks)
+            recorder.spent = _shared(
+                recorder.spent, of_weights.spent, steps=config.runtime.digest_every
+            )
             for name, clock in clocks.items():
                 samples.setdefault(name, []).append(clock.spent)
 
@@ -124,6 +131,11 @@ def parts(config: RunConfig, repetitions: int, title: str) -> Samples:
 
     whole = _measured(config, arms, repetitions=repetitions, title=title)
     return whole | {name: spent[-repetitions:] for name, spent in samples.items()}
+
+
+def _shared(each_step: Sample, once: Sample, *, steps: int) -> Sample:
+    """What a step pays where something is done in each and something else once in so many."""
+    return Sample(each_step.wall_s + once.wall_s / steps, each_step.cpu_s + once.cpu_s / steps)
 
 
 class _Clock:
@@ -174,7 +186,8 @@ def kettle_steps(run: Run) -> Arm:
         started = time.monotonic()
         result = take_step(run, number)
         assert not isinstance(result, StopDecision)
-        run.emit(step_record(run, number, result, elapsed_s=time.monotonic() - started))
+        elapsed_s = time.monotonic() - started
+        run.emit(step_record(run, number, result, elapsed_s=elapsed_s, weights=None))
         assert run.schedule.due(number) is None
 
     return step

@@ -222,6 +222,10 @@ class RuntimeConfig(Section):
     loader_workers: NonNegativeInt = Field(
         default=0, description="Processes per rank that read samples ahead."
     )
+    digest_every: PositiveInt = Field(
+        default=100,
+        description="Every this many steps the record holds a digest of the weights.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="auto: CUDA where there is one device for every worker."
     )

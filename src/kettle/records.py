@@ -73,6 +73,13 @@ class Step(_Record):
     step_ms: float = Field(description="Wall time of the step.")
     world_size: int = Field(description="Ranks of this attempt.")
     sample_digest: str = Field(description="Which samples were consumed at which place, 16 hex.")
+    rng_digest: str | None = Field(
+        default=None, description="Where all random streams stand after the step, 16 hex."
+    )
+    weights_digest: str | None = Field(
+        default=None,
+        description="SHA-256 of the weights after the step, every `runtime.digest_every` steps.",
+    )
 
 
 class CheckpointCommitted(_Record):

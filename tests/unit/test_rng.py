@@ -1,4 +1,5 @@
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from kettle.state.rng import (
     seeded,
     to_tensors,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CPU = torch.device("cpu")
 
@@ -137,3 +141,44 @@ def test_restored_part_goes_on_where_the_saved_one_stood() -> None:
         expected = draw()
     with restored.of(1):
         assert draw() == expected
+
+
+def test_lanes_say_where_the_streams_stand_after_the_step() -> None:
+    one, other = streams(), streams()
+    assert one.lanes() == other.lanes()
+    with one.of(0):
+        random.random()
+    assert one.lanes() != other.lanes()
+    with other.of(0):
+        random.random()
+    assert one.lanes() == other.lanes()
+
+
+@pytest.mark.parametrize("stream", range(6))
+def test_lanes_notice_each_stream(stream: int) -> None:
+    moved = streams()
+    draws: list[Callable[[], object]] = [
+        random.random,
+        lambda: random.gauss(0, 1),
+        np.random.random,
+        np.random.normal,
+        lambda: torch.rand(()),
+        lambda: torch.randn(()),
+    ]
+    with moved.of(1):
+        draws[stream]()
+    assert moved.lanes() != streams().lanes()
+
+
+def test_lanes_of_swapped_virtual_ranks_differ() -> None:
+    swapped = streams()
+    swapped.boundary[0], swapped.boundary[1] = swapped.boundary[1], swapped.boundary[0]
+    assert swapped.lanes() != streams().lanes()
+
+
+def test_lanes_of_a_step_that_was_dropped_do_not_count() -> None:
+    dropped = streams()
+    with dropped.of(0):
+        random.random()
+    dropped.drop_step()
+    assert dropped.lanes() == streams().lanes()

@@ -14,6 +14,7 @@ from kettle.cli.chaos import chaos
 from kettle.cli.checkpoints import checkpoints
 from kettle.cli.compare import compare
 from kettle.cli.config import config
+from kettle.cli.diff import diff
 from kettle.cli.doctor import doctor
 from kettle.cli.launch import launch, train
 from kettle.cli.render import say
@@ -35,6 +36,7 @@ app.command()(launch)
 app.command()(train)
 app.command()(verify)
 app.command()(compare)
+app.command()(diff)
 app.command()(chaos)
 app.command()(doctor)
 app.add_typer(config)

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -52,21 +52,29 @@ class Verdict(_Finding):
     weights_digest: str | None = Field(description="Of the completed run.")
 
 
+ComparedField: TypeAlias = Literal[
+    "sample_digest", "lr", "rng_digest", "loss", "grad_norm", "weights_digest"
+]
+"""Fields of a step record that two runs of one experiment share."""
+
+
 class Difference(_Finding):
     """The first thing in which two runs' step records differ."""
 
     step: int
-    field: Literal["sample_digest", "lr", "loss", "grad_norm"]
+    field: ComparedField
     reference: str | float
     trial: str | float
 
 
 # What a step starts from comes before what it computes, so the first entry that differs is a cause.
-_COMPARED: tuple[Literal["sample_digest", "lr", "loss", "grad_norm"], ...] = (
+_COMPARED: tuple[ComparedField, ...] = (
     "sample_digest",
     "lr",
+    "rng_digest",
     "loss",
     "grad_norm",
+    "weights_digest",
 )
 
 
@@ -132,6 +140,8 @@ def first_difference(reference: Iterable[Record], trial: Iterable[Record]) -> Di
     for step in common:
         for field in _COMPARED:
             ours, theirs = getattr(expected[step], field), getattr(found[step], field)
+            if ours is None or theirs is None:
+                continue  # a log of before there were such digests, or of another cadence
             # Two NaNs are unequal to Python and the same to us.
             if ours != theirs and repr(ours) != repr(theirs):
                 return Difference(step=step, field=field, reference=ours, trial=theirs)

@@ -1,6 +1,7 @@
 """The random streams of each virtual rank."""
 
 import random
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
 from kettle.determinism import derive_seed
 
@@ -140,6 +142,19 @@ class VirtualRankStreams:
         self.boundary.update(self._moved)
         self._moved.clear()
 
+    def lanes(self) -> tuple[int, int]:
+        """Two 64-bit sums that say where the streams stand once the step under way is finished.
+
+        Sums of different ranks add up mod 2^64, so the total does not depend on their number.
+        """
+        lanes = [0, 0]
+        for virtual_rank, states in (self.boundary | self._moved).items():
+            content = _bytes(states)
+            for lane in (0, 1):
+                seed = 2 * virtual_rank + lane
+                lanes[lane] += xxhash.xxh3_64_intdigest(content, seed=seed)
+        return lanes[0] % 2**64, lanes[1] % 2**64
+
     def drop_step(self) -> None:
         """The step was dropped: the boundary stays where it was."""
         self._moved.clear()
@@ -159,6 +174,21 @@ class StreamsPart:
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take the streams of a checkpoint."""
         self._streams.boundary[self._virtual_rank] = from_tensors(state)
+
+
+def _bytes(states: StreamStates) -> bytes:
+    _, words, gauss = states.python
+    twister = states.numpy["state"]
+    in_hand = (gauss, twister["pos"], states.numpy["has_gauss"], states.numpy["gauss"])
+    parts = [
+        array("Q", words).tobytes(),
+        twister["key"].tobytes(),
+        repr(in_hand).encode(),
+        states.torch_cpu.numpy().tobytes(),
+    ]
+    if states.torch_cuda is not None:
+        parts.append(states.torch_cuda.cpu().numpy().tobytes())
+    return b"".join(parts)
 
 
 def _optional(value: float | None) -> torch.Tensor:

@@ -64,7 +64,8 @@ def train(run: Run) -> Outcome:
         result = take_step(run, step)
         if isinstance(result, StopDecision):
             return leave(run, result, covered=covered)
-        run.emit(step_record(run, step, result, elapsed_s=time.monotonic() - step_started))
+        elapsed_s = time.monotonic() - step_started
+        run.emit(step_record(run, step, result, elapsed_s=elapsed_s, weights=weights_at(run, step)))
         report_background(run)
         match run.schedule.due(step):
             case "schedule":
@@ -204,7 +205,16 @@ def _started_record(
     )
 
 
-def step_record(run: Run, step: int, result: StepResult, *, elapsed_s: float) -> Step:
+def weights_at(run: Run, step: int) -> str | None:
+    """The digest of the weights after a step, if the run file wants it there; collective."""
+    if step % run.config.runtime.digest_every != 0:
+        return None
+    return weights_digest(run.parts["model"].state_dict(), ranks=run.ranks)
+
+
+def step_record(
+    run: Run, step: int, result: StepResult, *, elapsed_s: float, weights: str | None
+) -> Step:
     """The record of a finished step that took so long."""
     return Step(
         **who(run),
@@ -218,4 +228,6 @@ def step_record(run: Run, step: int, result: StepResult, *, elapsed_s: float) ->
         step_ms=elapsed_s * 1e3,
         world_size=run.ranks.world_size,
         sample_digest=result.sample_digest,
+        rng_digest=result.rng_digest,
+        weights_digest=weights,
     )

@@ -12,6 +12,7 @@ from kettle.data.order import Position, sample_lanes
 from kettle.distributed import Ranks, exact_sum
 from kettle.errors import StepError
 from kettle.model.shard import clear_gradients, local_gradients
+from kettle.state.rng import VirtualRankStreams
 from kettle.train.run import Run
 from kettle.train.stop import StopDecision, agree
 
@@ -26,6 +27,7 @@ class StepResult:
         grad_norm: before clipping.
         lr: the rate that was applied.
         sample_digest: which samples were consumed at which place, 16 hex digits.
+        rng_digest: where the random streams stand after the step, 16 hex digits.
     """
 
     epoch: int
@@ -34,6 +36,7 @@ class StepResult:
     grad_norm: float
     lr: float
     sample_digest: str
+    rng_digest: str
 
 
 def take_step(run: Run, step: int) -> StepResult | StopDecision:
@@ -52,7 +55,8 @@ def take_step(run: Run, step: int) -> StepResult | StopDecision:
         clear_gradients(run.model)
         return decision
 
-    loss, tokens, sample_digest = sums.over_all(run.ranks)
+    totals = sums.over_all(run.ranks, streams=run.streams)
+    loss, tokens = totals.loss, totals.tokens
     if not tokens:
         raise StepError(f"step {step} has no token to learn from; look at its samples' labels")
     grad_norm = _normalise_and_clip(run, step, loss=loss, tokens=tokens)
@@ -69,7 +73,15 @@ def take_step(run: Run, step: int) -> StepResult | StopDecision:
     run.position.epoch, run.position.sample_index = after.epoch, after.sample_index
     run.progress.step = step
     run.progress.tokens += tokens
-    return StepResult(start.epoch, loss, tokens, grad_norm, lr, sample_digest)
+    return StepResult(
+        epoch=start.epoch,
+        loss=loss,
+        tokens=tokens,
+        grad_norm=grad_norm,
+        lr=lr,
+        sample_digest=totals.sample_digest,
+        rng_digest=totals.rng_digest,
+    )
 
 
 def _accumulate(run: Run, step: int, *, start: Position, sums: "_StepSums") -> StopDecision | None:
@@ -129,6 +141,16 @@ def _normalise_and_clip(run: Run, step: int, *, loss: float, tokens: int) -> flo
     return grad_norm
 
 
+@dataclass(frozen=True)
+class _Totals:
+    """What all ranks together say about a step."""
+
+    loss: float
+    tokens: int
+    sample_digest: str
+    rng_digest: str
+
+
 class _StepSums:
     """Sums over the global batch that come out the same for every number of ranks."""
 
@@ -145,15 +167,25 @@ class _StepSums:
         for lane, value in enumerate(sample_lanes(places, batch["sample_ids"].numpy())):
             self._lanes[lane] = (self._lanes[lane] + value) % 2**64
 
-    def over_all(self, ranks: Ranks) -> tuple[float, int, str]:
-        """Mean loss, learned tokens and sample digest of the global batch; collective."""
-        lanes = [lane - 2**64 if lane >= 2**63 else lane for lane in self._lanes]
+    def over_all(self, ranks: Ranks, *, streams: VirtualRankStreams) -> _Totals:
+        """Mean loss, learned tokens and digests of the global batch; collective."""
+        lanes = [
+            lane - 2**64 if lane >= 2**63 else lane for lane in (*self._lanes, *streams.lanes())
+        ]
         # Each virtual rank's loss is zero on all ranks but its host, and the bits of 0.0 are 0:
         # summed as integers, the losses travel unchanged.
         losses = self._losses.cpu().view(torch.int64)
         sums = torch.cat([torch.tensor([self._tokens, *lanes]), losses])
         sums = exact_sum(sums, ranks=ranks)
-        tokens, *lanes = sums[:3].tolist()
-        total = math.fsum(sums[3:].view(torch.float64).tolist())
-        digest = hashlib.sha256(repr([lane % 2**64 for lane in lanes]).encode()).hexdigest()
-        return (total / tokens if tokens else math.nan), tokens, digest[:16]
+        tokens, *lanes = sums[:5].tolist()
+        total = math.fsum(sums[5:].view(torch.float64).tolist())
+        return _Totals(
+            loss=total / tokens if tokens else math.nan,
+            tokens=tokens,
+            sample_digest=_digest(lanes[:2]),
+            rng_digest=_digest(lanes[2:]),
+        )
+
+
+def _digest(lanes: list[int]) -> str:
+    return hashlib.sha256(repr([lane % 2**64 for lane in lanes]).encode()).hexdigest()[:16]
