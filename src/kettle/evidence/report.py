@@ -91,7 +91,9 @@ def summary_table(
 def difference_line(difference: Difference | None) -> str:
     """The first differing step in a sentence."""
     if difference is None:
-        return "no common step differs in samples, learning rate, streams, loss, gradients or weights"
+        return (
+            "no common step differs in samples, learning rate, streams, loss, gradients or weights"
+        )
     return (
         f"first difference at step {difference.step}: {difference.field} is "
         f"{difference.trial} instead of {difference.reference}"
