@@ -97,6 +97,7 @@ reference: install ## write the reference pages anew from the code
 
 bench: install ## measure speed and write benchmarks/results/
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/checkpoint.py
 
 # With UPGRADE=--upgrade it takes the newest releases; without, it keeps every pin that still fits.
 constraints: ## resolve constraints.txt anew (needs uv)
