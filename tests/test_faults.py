@@ -34,6 +34,9 @@ from support.ranks import Ranks, on_ranks
 from support.s3 import CountingServer, WireFault, other_endpoint, s3_server
 from support.watched import Operation, Watcher, watched_by
 
+# Nearly all of them train, on a process group of one or two ranks.
+pytestmark = pytest.mark.dist
+
 Error = Callable[[], Exception]
 T = TypeVar("T")
 

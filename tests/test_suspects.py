@@ -16,6 +16,9 @@ from support.attempts import Change, StopAt, Told, alone, attempt, forgetting, i
 from support.experiments import NoiseRows, draw_from_all, noise, tiny
 from support.ranks import Ranks, on_ranks
 
+# Nearly all of them train, on a process group of one rank.
+pytestmark = pytest.mark.dist
+
 DATA = noise(transform=draw_from_all)
 RESUMED_FROM = 4
 
@@ -148,7 +151,6 @@ def run_on(ranks: Ranks, root: Path) -> list[tuple[str | None, str | None]]:
     return [(step.rng_digest, step.weights_digest) for step in told.of(Step)]
 
 
-@pytest.mark.dist
 def test_digests_of_the_record_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     one, two = (on_ranks(w, run_on, tmp_path)[0] for w in (1, 2))
     assert one == two
