@@ -7,16 +7,13 @@ import fsspec
 import pytest
 
 from kettle.cli.app import run
-from support.s3 import CountingServer, s3_server
+from support.s3 import CountingServer, as_s3_client, s3_server
 from support.saved import SavedRun
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingServer]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setattr(fsspec.config, "conf", {})
+    as_s3_client(monkeypatch)
     with s3_server() as running:
         monkeypatch.setenv("KETTLE_S3_ENDPOINT", running.endpoint)
         fsspec.config.conf["s3"] = {"endpoint_url": running.endpoint}

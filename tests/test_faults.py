@@ -1,6 +1,5 @@
 """A store that fails: training goes on, or ends with an exit code that says what is lost."""
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -8,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-import fsspec
 import pytest
 from fsspec import AbstractFileSystem
 
@@ -31,7 +29,7 @@ from support.attempts import StopAt, Told, alone, attempt
 from support.experiments import noise, tiny
 from support.faults import Careless, Down, Failing, Lossy, Slow, Stale
 from support.ranks import Ranks, on_ranks
-from support.s3 import CountingServer, WireFault, other_endpoint, s3_server
+from support.s3 import CountingServer, WireFault, as_s3_client, other_endpoint, s3_server
 from support.watched import Operation, Watcher, watched_by
 
 # Nearly all of them train, on a process group of one or two ranks.
@@ -53,10 +51,7 @@ def digest_of(told: Told) -> str:
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, os.environ.get(name, "test"))
-    monkeypatch.setenv("AWS_DEFAULT_REGION", os.environ.get("AWS_DEFAULT_REGION", "us-east-1"))
-    monkeypatch.setattr(fsspec.config, "conf", {})
+    as_s3_client(monkeypatch)
 
 
 @pytest.fixture

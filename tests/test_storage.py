@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import fsspec
 import pytest
 from fsspec import AbstractFileSystem
 from torch.distributed.checkpoint.metadata import Metadata
@@ -25,15 +24,12 @@ from kettle.train.run import Run
 from support.attempts import Change, StopAt, alone, compared, forgetting, interrupted
 from support.checkpoints import marker
 from support.experiments import noise, tiny
-from support.s3 import CountingServer, s3_server
+from support.s3 import CountingServer, as_s3_client, s3_server
 
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingServer]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setattr(fsspec.config, "conf", {})
+    as_s3_client(monkeypatch)
     with s3_server() as server:
         use_endpoint(server.endpoint)
         open_store(f"s3://{server.bucket}")[0].mkdir(server.bucket)

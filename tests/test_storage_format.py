@@ -28,7 +28,7 @@ from kettle.checkpoint.writer import CheckpointWriter, SaveCancelledError
 from kettle.distributed import Ranks, barrier, process_group
 from kettle.errors import CheckpointError, TornCheckpointError
 from support.ranks import on_ranks
-from support.s3 import s3_server
+from support.s3 import as_s3_client, s3_server
 from support.shards import DTYPES, bits, blank, cause, flip_bit, load, noise, positions, save
 
 State = dict[str, Any]
@@ -520,9 +520,7 @@ def test_cancelled_save_ends_at_the_next_block_and_leaves_nothing(
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AbstractFileSystem, str]]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    as_s3_client(monkeypatch)
     with s3_server() as server:
         filesystem = fsspec.filesystem("s3", endpoint_url=server.endpoint)
         filesystem.mkdir(server.bucket)

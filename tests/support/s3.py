@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import fsspec
+import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.s3.models import s3_backends
 from werkzeug.serving import make_server
@@ -120,3 +122,11 @@ def s3_server() -> Iterator[CountingServer]:
 def other_endpoint() -> str | None:
     """The server to test against instead of the one in this process, if there is one."""
     return os.environ.get("KETTLE_S3_ENDPOINT")
+
+
+def as_s3_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process credentials, the environment's own where it has some, and no endpoint."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, os.environ.get(name, "test"))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", os.environ.get("AWS_DEFAULT_REGION", "us-east-1"))
+    monkeypatch.setattr(fsspec.config, "conf", {})

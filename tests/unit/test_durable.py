@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kettle.checkpoint.durable import PARTIAL_SUFFIX, DurableLocalFileSystem, read_exactly
+from kettle.checkpoint.durable import DurableLocalFileSystem, read_exactly
+from kettle.checkpoint.layout import PARTIAL
 
 Log = list[tuple[str, str]]
 
@@ -69,7 +70,7 @@ def test_object_lasts_before_it_has_its_name(
     filesystem.pipe_file(f"{tmp_path}/object", b"content", mode=mode)
     (_, partial), *rest = log
     assert partial.startswith(f"{tmp_path}/.")
-    assert partial.endswith(PARTIAL_SUFFIX)
+    assert partial.endswith(PARTIAL)
     assert rest == [(how, f"{tmp_path}/object"), ("fsync", str(tmp_path))]
     assert [path.name for path in tmp_path.iterdir()] == ["object"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-PARTIAL_SUFFIX = ".partial"
+from kettle.checkpoint.layout import PARTIAL
 
 _WRITEBACK_BYTES = 32 << 20
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
@@ -70,7 +70,7 @@ class DurableLocalFileSystem(LocalFileSystem):  # type: ignore[misc]
         path = self._strip_protocol(path)
         folder = self._parent(path)
         self.makedirs(folder, exist_ok=True)
-        partial = f"{folder}/.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
+        partial = f"{folder}/.{uuid.uuid4().hex}{PARTIAL}"
         _write_whole(partial, value)
         try:
             if mode == "create":

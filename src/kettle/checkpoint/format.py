@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from kettle.checkpoint.digest import BLOCK_BYTES, ObjectDigest, root_of
+from kettle.checkpoint.layout import METADATA
 from kettle.errors import CheckpointError
 
-METADATA = "metadata.json"
 LAYOUT_VERSION = 1
 SMALL_BYTES = 64 << 10
 

@@ -51,6 +51,7 @@ def probe_store(filesystem: AbstractFileSystem, root: str, *, uri: str) -> Itera
             try:
                 with store_faults():
                     state, text = look(filesystem, path)
+            # An fsspec filesystem that can only be read raises the last of these.
             except (OSError, ValueError, NotImplementedError) as error:
                 reason = f"{type(error).__name__}: {error}"
                 yield Finding(

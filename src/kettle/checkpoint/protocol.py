@@ -10,7 +10,7 @@ same functions over a few bytes each.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -254,15 +254,19 @@ def one_is_whole(
 
 def delete(filesystem: AbstractFileSystem, prefix: str, folder: Folder) -> None:
     """Delete a checkpoint, its marker first, and nothing in its folder that kettle didn't write."""
-    path = join(prefix, folder.name)
+    delete_objects(filesystem, join(prefix, folder.name), folder.sizes_bytes)
+
+
+def delete_objects(filesystem: AbstractFileSystem, path: str, names: Iterable[str]) -> None:
+    """Delete these objects of a checkpoint as `delete` does, and its folder if it is empty then."""
     # One half deleted must not be taken for whole.
-    names = sorted(folder.sizes_bytes, key=lambda name: (name != MARKER, name))
-    for name in names:
+    for name in sorted(names, key=lambda name: (name != MARKER, name)):
         if is_own_object(name):
             with suppress(FileNotFoundError):
                 filesystem.rm_file(join(path, name))
+    # Not every fsspec filesystem knows folders, and one with foreign files stays.
     with suppress(OSError, NotImplementedError):
-        filesystem.rmdir(path)  # object stores have none, and one with foreign files stays
+        filesystem.rmdir(path)
 
 
 def _sizes(lease: Lease, name: str) -> dict[str, int]:

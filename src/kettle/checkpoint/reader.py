@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from kettle.checkpoint.digest import BLOCK_BYTES, Expected, digest_of
-from kettle.checkpoint.format import METADATA, Contents, StoredChunk, decode, not_a_tensor
+from kettle.checkpoint.format import Contents, StoredChunk, decode, not_a_tensor
+from kettle.checkpoint.layout import METADATA
 from kettle.checkpoint.verified import Range, VerifiedFile, Verify, read_verified
 from kettle.checkpoint.windows import (
     WINDOW_BYTES,

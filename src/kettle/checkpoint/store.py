@@ -21,7 +21,7 @@ from kettle.checkpoint.events import Ended
 from kettle.checkpoint.facts import Found, Identity, Parts, PassedOver, Saved, TakenOver
 from kettle.checkpoint.faults import cause_of, load_error, save_error, words
 from kettle.checkpoint.filesystem import free_bytes, open_store, store_faults
-from kettle.checkpoint.layout import checkpoint_name, is_own_object, join, place_of
+from kettle.checkpoint.layout import checkpoint_name, join, place_of
 from kettle.checkpoint.log import Lease, claim, note_failure
 from kettle.checkpoint.marker import FORMAT_VERSION, Marker, check_identity
 from kettle.checkpoint.planner import ExactKeys
@@ -30,6 +30,7 @@ from kettle.checkpoint.protocol import (
     Skipped,
     candidates,
     commit,
+    delete_objects,
     first_that_loads,
     set_aside_if_stuck,
     settle,
@@ -349,11 +350,10 @@ class CheckpointStore:
         try:
             with store_faults():
                 self._filesystem.invalidate_cache()
-                for found in self._filesystem.ls(path, detail=False):
-                    if is_own_object(found.rsplit("/", 1)[-1]):
-                        self._filesystem.rm_file(found)
-                self._filesystem.rmdir(path)
-        except (OSError, NotImplementedError):
+                found = self._filesystem.ls(path, detail=False)
+                names = [each.rsplit("/", 1)[-1] for each in found]
+                delete_objects(self._filesystem, path, names)
+        except OSError:
             log.debug("left debris in %s", path)
 
     def _new_name(self, step: int) -> str:

@@ -23,7 +23,6 @@ from torch.futures import Future
 from kettle.checkpoint.digest import BLOCK_BYTES, DigestStream, ObjectDigest
 from kettle.checkpoint.durable import DurableLocalFileSystem
 from kettle.checkpoint.format import (
-    METADATA,
     SMALL_BYTES,
     Record,
     data_name,
@@ -31,6 +30,7 @@ from kettle.checkpoint.format import (
     not_a_tensor,
     place,
 )
+from kettle.checkpoint.layout import METADATA
 from kettle.checkpoint.windows import is_plain, memory_of, plain, windows
 from kettle.errors import CheckpointError
 

@@ -30,7 +30,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 complete or verdict true, 1 failed or verdict false, "
-    "2 can't be used as given, 75 preempted.",
+    "2 can't be used as given, 3 no usable checkpoint, 4 superseded by a newer attempt, "
+    "74 the store failed, 75 preempted.",
 )
 app.command()(launch)
 app.command()(train)
